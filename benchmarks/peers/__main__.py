@@ -4,7 +4,8 @@ Each trial makes two healthy saves of a small training, or one healthy and one f
 tool whether it is right. Printed: of how many trials the tool noticed something, of those in which the fault could be
 made at all (`-`: never, as two files cannot be swapped where there is one), and `ran` if it ran the hostile pickle.
 Then: whether it tells to which save to go back after NaN, and brings back a save that the trainer deleted. At last what
-saving and checking costs, as a ratio to `torch.save` and to `torch.load` of the same state, medians of three.
+saving and checking costs, as a ratio to the first tool, medians of `--rounds`. With 0 trials or rounds that part is
+left out.
 What is not installed is left out: restic comes by apt, the rest by `pip install orbax-checkpoint jax model-signing
 pyopenssl`.
 """
@@ -113,15 +114,16 @@ def main() -> None:
             print(f"{tool.name} is left out: it needs {', '.join(lacks)}")
     tools = [tool for tool in asked if not tool.lacks()]
     _print_row("fault", [tool.name for tool in tools])
-    for fault in (*FAULTS, HEALTHY):
+    for fault in (*FAULTS, HEALTHY) if given.trials else ():
         _print_row(fault.name, [_counted(tool, fault, given.trials) for tool in tools])
-    kept = [keeps(tool) for tool in tools]
-    _print_row("tells the save before NaN", [good for good, _ in kept])
-    _print_row("brings back a deleted save", [back for _, back in kept])
-    costs = [cost(tool, given.gib, given.rounds) for tool in tools]
-    first = costs[0]
-    for number, name in enumerate(("save", "check", "bytes")):
-        _print_row(f"{name}, to {tools[0].name}", [f"{one[number] / first[number]:.2f}" for one in costs])
+    if given.trials:
+        kept = [keeps(tool) for tool in tools]
+        _print_row("tells the save before NaN", [good for good, _ in kept])
+        _print_row("brings back a deleted save", [back for _, back in kept])
+    if given.rounds:
+        costs = [cost(tool, given.gib, given.rounds) for tool in tools]
+        for number, name in enumerate(("save", "check", "bytes")):
+            _print_row(f"{name}, to {tools[0].name}", [f"{one[number] / costs[0][number]:.2f}" for one in costs])
 
 
 def _counted(tool: Tool, fault: Fault, trials: int) -> str:

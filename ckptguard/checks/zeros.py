@@ -30,7 +30,7 @@ def check_zeros(evidence: Evidence) -> Iterator[Finding]:
     If a matrix was not zero in the reference it is an error, otherwise a doubt. What may be layers that begin at zero
     is a warning.
     """
-    weights = [t for t in _weights(evidence) if _is_several(t)]
+    weights = _weights(evidence)
     if weights and all(map(_is_zero, weights)):
         if not any(len(t.shape) > 1 for t in weights):  # of matrices check_finite says so
             message = f"all {len(weights)} weights are zero, {_HINT}"
@@ -93,15 +93,10 @@ def _is_cut(tensor: ScannedTensor) -> bool:
 
 
 def _weights(evidence: Evidence) -> list[ScannedTensor]:
-    """Return the weights; where only an optimizer holds them, its master weights."""
-    found = [tensor for tensor, _ in evidence.weights()]
-    if any(map(_is_several, found)):
-        return found
-    return [t for t in evidence.tensors() if t.numbers is not None and is_master(t.role, t.name)]
-
-
-def _is_several(tensor: ScannedTensor) -> bool:
-    return tensor.numbers is not None and tensor.numbers.count > 1
+    """Return the weights of several elements; where only an optimizer holds any, its master weights."""
+    found = [tensor for tensor, numbers in evidence.weights() if numbers.count > 1]
+    masters = (t for t in evidence.tensors() if t.numbers is not None and t.numbers.count > 1)
+    return found or [t for t in masters if is_master(t.role, t.name)]
 
 
 def _is_zero(tensor: ScannedTensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.plain_folder import holds_state
 
 _NAME = re.compile(r"(?:epoch_\d+|step_\d+|\d+|init)\.pt")
@@ -20,10 +20,6 @@ def _beside(name: str) -> str:
 
 def _is_one(name: str, around: frozenset[str]) -> bool:
     return _NAME.fullmatch(name) is not None and not around.isdisjoint((_beside(name), "train.yaml"))
-
-
-def _accepts(folder: Folder) -> bool:
-    return bool(folder.files) and _is_one(folder.name, folder.around)
 
 
 def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
@@ -51,7 +47,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 LAYOUT = Layout(
     name="wenet",
     gaps=_gaps,
-    accepts=_accepts,
+    accepts=lambda folder: bool(folder.files) and _is_one(folder.name, folder.around),
     accepts_file=_is_one,
     companions=lambda name, around: (_beside(name),),
     last_written=_beside,

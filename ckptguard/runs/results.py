@@ -96,6 +96,8 @@ def pending(checkpoint: Checkpoint, why: str, check: str = "reading") -> Checked
 
 def relative_to(checked: Checked, prefix: str) -> Checked:
     """Make the paths of a result relative to a folder of the run."""
+    if not prefix:
+        return checked
 
     def short(path: str) -> str:
         return path.removeprefix(prefix + "/") if path != prefix else path.rpartition("/")[2]

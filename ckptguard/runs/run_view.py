@@ -135,9 +135,11 @@ class RunView:
 
     def sum_lists_beside(self, checkpoint: Checkpoint) -> Sequence[Entry]:
         """Return the files with checksums that lie beside a checkpoint without a folder of its own."""
+        if checkpoint.path != "." and checkpoint.path not in checkpoint.files:
+            return ()
         near = self._near if self._listing is None else None
         known = near if near is not None and checkpoint.path in near.checkpoints else self.listing
-        return known.sum_lists_beside(checkpoint)
+        return known.sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
     def _look_near(self, path: str) -> Checkpoint | None:
         """Return a checkpoint from a listing of its own folder and that of one sealed neighbour.
@@ -313,19 +315,13 @@ class Listing:
         return (*named, f"{left} more were not looked at") if left else tuple(named)
 
     @cached_property
-    def _sum_lists(self) -> dict[str, list[Entry]]:
+    def sum_lists(self) -> dict[str, list[Entry]]:
         """Files whose names say that they hold checksums, by folder."""
         found: dict[str, list[Entry]] = {}
         for entry in self.entries:
             if is_sum_list(entry.name):
                 found.setdefault(entry.key.rpartition("/")[0], []).append(entry)
         return found
-
-    def sum_lists_beside(self, checkpoint: Checkpoint) -> Sequence[Entry]:
-        """The files with checksums that lie beside a checkpoint without a folder of its own."""
-        if checkpoint.path != "." and checkpoint.path not in checkpoint.files:
-            return ()
-        return self._sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
     def taken_over(self, run: Run, entries: Sequence[Entry]) -> bool:
         """True if listing the same run gave just these entries again. Then this is the listing of `run` from now on."""

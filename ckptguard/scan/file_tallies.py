@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptguard.scan.tallies import FewTally, Tally
@@ -13,16 +14,16 @@ _TINY = 64  # bytes of a segment up to which plain numbers are faster than array
 _FEW_BYTES = 8 << 10  # bytes of all segments up to which they are much faster than loading numpy
 
 
+@dataclass
 class Tallies:
     """Makes the tallies of one file with `size` bytes of floats, for one thread."""
 
-    def __init__(self, size: int) -> None:
-        self._few = size <= _FEW_BYTES
-        self._readings: dict[tuple[str, str], Reading] = {}
+    size: int
+    _readings: dict[tuple[str, str], Reading] = field(default_factory=dict)
 
     def tally(self, dtype: str, byte_order: str, size: int) -> Tally:
         """Return the tally for a segment of `size` bytes."""
-        if self._few or size <= _TINY:
+        if self.size <= _FEW_BYTES or size <= _TINY:
             return FewTally(dtype, byte_order)
         # numpy is imported only for many floats: by then the digest threads have work.
         from ckptguard.scan.numbers import ArrayTally, Reading

@@ -59,7 +59,7 @@ class Tally:
     def sample(self, data: memoryview) -> None:
         """Take floats that were looked at into the sample. Many at once are cheaper."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """Note that the last block was added. Only then all but the sample is known."""
         raise NotImplementedError
 
@@ -104,15 +104,9 @@ class FewTally(Tally):
     def add(self, block: memoryview) -> None:
         self._raw += block
 
-    def close(self) -> None:
-        self._sample = self._read()
-
     def finish(self) -> Sample:
-        if self._sample is None:
-            self._sample = self._read()
-        return self._sample
-
-    def _read(self) -> Sample:
+        if self._sample is not None:
+            return self._sample
         layout, order = self.layout, ">" if self._byte_order == "big" else "<"
         self.count = len(self._raw) // layout.size
         bits = struct.unpack(f"{order}{self.count}{_CODES[layout.size]}", self._raw)
@@ -127,15 +121,18 @@ class FewTally(Tally):
                 self.posinf, self.neginf = bits.count(layout.infinity), bits.count(layout.infinity | sign)
             self.nan = len(bits) - len(finite) - self.posinf - self.neginf
         if not finite:
-            return 0, 0, 0.0, 0.0
+            self._sample = 0, 0, 0.0, 0.0
+            return self._sample
         self.bits_of_finite, self.single_finite = finite[0], finite.count(finite[0]) == len(finite)
         magnitudes = [b & ~sign for b in finite]
         self.largest = max(magnitudes)
         values, zeros = [layout.magnitude(m) for m in magnitudes], finite.count(0)
         total = sum([v * v for v in values])
-        if total < LARGE:
-            return len(finite), zeros, total, 0.0
-        return len(finite), zeros, 0.0, sum([(v * SCALE) * (v * SCALE) for v in values])
+        huge = 0.0 if total < LARGE else sum([(v * SCALE) * (v * SCALE) for v in values])
+        self._sample = len(finite), zeros, total if total < LARGE else 0.0, huge
+        return self._sample
+
+    close = finish  # there is nothing to do between the two
 
 
 def merge(tallies: Sequence[Tally]) -> Numbers:

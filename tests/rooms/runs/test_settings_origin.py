@@ -39,6 +39,9 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "patterns": ([{"path": "w*.bin"}], False),
     "saves": ([{"together": ["G_*.pth", "D_*.pth"]}], False),
     "pointers": (["resume_from"], False),
+    "checks": (["weight-rule"], False),  # it chooses whose code runs
+    "layouts": (["nightly"], False),
+    "no_plugins": (True, False),  # a check that the user asked for would be missing
     "team": ("red", False),  # a token may be for the runs of a label
     "project": ("apollo", False),
     "owner": ("eve", False),

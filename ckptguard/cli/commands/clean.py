@@ -10,11 +10,11 @@ import click
 
 from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import size, table
-from ckptguard.terminal.output import emit, escape, is_quiet, say, say_well, trouble
+from ckptguard.terminal.output import emit, escape, is_quiet, say, say_errors, say_well, trouble, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ckptguard.upkeep.clean import Cleaned
+    from ckptguard.upkeep.clean import Cleaned, Right
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 _WORDS = {
@@ -36,7 +36,8 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
     """Remove the verdicts, reports and copies that were recorded in RUN. Your checkpoints stay as they are.
 
     It says how much there is, and asks. A copy of a checkpoint that is nowhere else stays, and the records too, so that
-    `ckptguard restore` finds it. Verdicts do not come back: a later `verify` cannot know what was damaged before.
+    `ckptguard restore` finds it. Before a copy goes, the files in place are read: what is not as it was verified is
+    said, and the copy stays. Verdicts do not come back: a later `verify` cannot know what was damaged before.
 
     While a daemon, a training or `supervise` uses RUN, it is refused.
     """
@@ -48,19 +49,24 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
     if not (yes or dry_run) and (shared.as_json or not can_ask()):
         raise click.UsageError("nobody can be asked here: say --yes or --dry-run")
     view = open_view(run, shared.settings([run]), must_exist=False)
+    right: Right = {}
 
     def done(dry_run: bool) -> Cleaned:
-        return clean(view, everything=everything, dry_run=dry_run, used=lambda: is_supervised(view.run.url, os.environ))
+        used = lambda: is_supervised(view.run.url, os.environ)  # noqa: E731
+        with working("reading") as work:
+            return clean(view, everything=everything, dry_run=dry_run, used=used, work=work, right=right)
 
     found = done(dry_run=dry_run or not yes)
-    if not shared.as_json and not is_quiet():
-        _show(found)
+    if not shared.as_json:
+        if not is_quiet():
+            _show(found)
+        say_errors(found.reasons)
     if not (yes or dry_run):
-        if not click.confirm("Remove it?", err=True):
+        if not click.confirm("Remove it, also what exists nowhere else?" if found.only else "Remove it?", err=True):
             trouble("nothing was removed")
             return
-        view.forget()
-        found = done(dry_run=False)
+        said, found = found.reasons, done(dry_run=False)
+        say_errors(reason for reason in found.reasons if reason not in said)
     links = forget_views(os.environ, dry_run=dry_run) if cache else 0
     if shared.as_json:
         emit("clean", found, target=view.run.url, cached_links=links)
@@ -81,3 +87,6 @@ def _show(found: Cleaned) -> None:
     table(("what", "files", "size", "decision"), rows, right=("files", "size"))
     if found.stays:
         say("what exists nowhere else stays: `ckptguard restore` copies it out, and --everything removes it")
+    if found.only:
+        count, of = sum(k.files for k in found.only), size(sum(k.bytes for k in found.only))
+        say(f"{count} of these files exist nowhere else ({of}): without --everything they stay")

@@ -168,7 +168,16 @@ def test_clean_asks_says_sizes_and_removes_only_then(invoke, document, four, mon
     assert "nothing was removed" in asked.stderr
     assert sorted(four.rglob("*")) == before
     assert ordered(shape(planned)) == ordered(shape(EXAMPLES["clean"] | {"stays": []}))
-    done = invoke("clean", four, "--yes")
+    asked = click.testing.CliRunner().invoke(commands, ["clean", str(four), "--everything"], input="n\n")
+    assert "Remove it?" in asked.stderr  # all of it is in place, too
+    (four / "net-400.pt").unlink()
+    asked = click.testing.CliRunner().invoke(commands, ["clean", str(four), "--everything"], input="n\n")
+    assert ("1 of these files exist nowhere else" in asked.stdout, "also what exists nowhere" in asked.stderr) == (
+        True,
+        True,
+    )
+    before.remove(four / "net-400.pt")
+    done = invoke("clean", four, "--yes", "--everything")
     assert (done.exit_code, (four / "_ckptguard").exists()) == (0, False)
     assert f"files of {four}" in done.stdout
     assert sorted(four.rglob("*")) == [path for path in before if "_ckptguard" not in path.parts]

@@ -16,18 +16,22 @@ from support.records_on_disk import files_of
 from support.tiny_run import TINY, WEIGHTS, clone, content, cycle, delete, name_of, opened, poison, rot, save
 from support.views import look
 
-from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError
+from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError, StorageError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.leases import begin_training, claim_path
 from ckptguard.records.pins import IN_USE, pin_checkpoint
+from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import this_host
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.lock import run_lock
+from ckptguard.scan.reread import WrongFile, reread
+from ckptguard.storage import Storage
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.local.removal import begin_again
-from ckptguard.upkeep.clean import Cleaned, clean
+from ckptguard.upkeep.clean import Cleaned, Right, clean
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -96,6 +100,11 @@ def weights(run: str) -> set[bytes]:
     return {path.read_bytes() for path in Path(run).rglob("*") if WEIGHTS in path.name and path.is_file()}
 
 
+def copies(run: str) -> list[Path]:
+    """The weights that are kept."""
+    return [path for path in Path(run, "_ckptguard", "kept").rglob("*") if WEIGHTS in path.name and path.is_file()]
+
+
 def of_the_trainer(run: str) -> dict[str, bytes]:
     """The files in place."""
     return {key: data for key, data in files_of(run).items() if not key.startswith("_ckptguard/")}
@@ -135,6 +144,91 @@ def test_nothing_that_is_nowhere_else_goes(made: str) -> None:
     assert bool(done.stays) == os.path.exists(f"{made}/_ckptguard")
     assert bool(done.stays) == (before > {data for key, data in own.items() if key.endswith(WEIGHTS)})
     assert sum(kind.bytes for kind in done.removed if kind.kind == "kept") > 0
+
+
+def rotted_unseen(run: str) -> None:
+    """The newest save rots in place: its size, times and inode are as they were."""
+    path = Path(run, name_of(200), WEIGHTS)
+    before = path.stat()
+    rot(run, f"{name_of(200)}/{WEIGHTS}")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_copy_of_what_rotted_in_place_stays(tmp_path: Path) -> None:
+    """The bytes decide, not what storage says of them. It is said, in the plan and afterwards; the other copy goes."""
+    run = str(tmp_path / "run")
+    double(run)
+    rotted_unseen(run)
+    for planned in (True, False):
+        done = cleaned(run, dry_run=planned)
+        [reason] = done.reasons
+        assert "model-200 stays: in place model-200/model.safetensors is wrong: its bytes differ" in reason
+        assert {(kind.kind, kind.files) for kind in done.stays} >= {("kept", 2)}
+        assert content(2)[WEIGHTS] in weights(run)
+    assert verify_target(run, TINY).outcome is Outcome.BAD  # and can be repaired
+    assert find_known_good(opened(run)).step == 200
+
+
+def test_a_copy_of_what_cannot_be_read_in_place_stays(tmp_path: Path) -> None:
+    """And that is said."""
+    run = str(tmp_path / "run")
+    double(run)
+
+    def broken(storage: Storage, key: str, *more: Any) -> WrongFile | None:
+        if key == f"{name_of(200)}/{WEIGHTS}":
+            raise StorageError("the disk does not answer", key=key)
+        return reread(storage, key, *more)
+
+    with mock.patch("ckptguard.upkeep.clean.reread", broken):
+        assert cleaned(run).reasons == ("the protected copy of model-200 stays: the disk does not answer",)
+    assert [path.read_bytes() for path in copies(run)] == [content(2)[WEIGHTS]]
+
+
+@pytest.mark.parametrize("meanwhile", [rotted_unseen, lambda run: delete(run, 200), lambda run: save(run, 200, 7)])
+def test_what_happens_in_place_after_it_was_read_keeps_its_copy(
+    tmp_path: Path, meanwhile: Callable[[str], None]
+) -> None:
+    """Between the question and its answer, and before the lock. What did not change is read once."""
+    run, read = str(tmp_path / "run"), list[str]()
+    double(run)
+    right: Right = {}
+
+    def counted(storage: Storage, key: str, *more: Any) -> WrongFile | None:
+        read.append(key)
+        return reread(storage, key, *more)
+
+    with mock.patch("ckptguard.upkeep.clean.reread", counted):
+        planned = cleaned(run, dry_run=True, right=right)
+        assert (planned.reasons, len(read)) == ((), 4)  # two files of each save
+        meanwhile(run)
+        with mock.patch("ckptguard.upkeep.clean._read_in_place", return_value=()):  # as if it came after that
+            cleaned(run, right=right)
+    assert len(read) == 4
+    assert [path.read_bytes() for path in copies(run)] == [content(2)[WEIGHTS]]
+
+
+def test_a_copy_of_links_needs_no_reading(tmp_path: Path) -> None:
+    """It has the bytes of the file in place, right or not."""
+    run = str(tmp_path / "run")
+    save(run, 100, 1)
+    cycle(opened(run), TINY.changed(keep="link"))
+    with mock.patch("ckptguard.upkeep.clean.reread", side_effect=AssertionError):
+        assert cleaned(run).stays == ()
+
+
+def test_the_second_of_two_has_nothing_to_do(tmp_path: Path) -> None:
+    """The first one finished while it waited for the lock."""
+    run = str(tmp_path / "run")
+    double(run)
+
+    @contextlib.contextmanager
+    def late(of: Run) -> Iterator[None]:
+        with run_lock(of):
+            shutil.rmtree(f"{run}/_ckptguard")
+            yield
+
+    with mock.patch("ckptguard.upkeep.clean.run_lock", late), pytest.raises(NotFoundError, match="no records"):
+        cleaned(run)
 
 
 def test_everything_goes_if_it_is_asked_for(made: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -18,15 +19,18 @@ from ckptguard.storage.protocol import Storage
 from ckptguard.values.manifest import BY_PLUGIN
 from ckptguard.values.settings import Settings
 
-_MOST_TENSORS, _LONGEST_NAME = 1_000_000, 1000
+_LONGEST_NAME = 1000
 _LEAST_RATE = 20e6  # bytes a second that a plugin must read
 _BESIDE = 1024  # bytes for each tensor, and for the file, that may be in no tensor
 
 
-def structures_by_plugins(storage: Storage, names: Mapping[str, str], settings: Settings) -> dict[str, Structure]:
+def structures_by_plugins(
+    storage: Storage, names: Mapping[str, str], settings: Settings, stopped: Callable[[], bool] = bool
+) -> dict[str, Structure]:
     """Return the structures of those local files that no format of ours explains and a plugin claims, by their keys.
-    `names` are the names that they were saved under, by key. Raises the storage's errors."""
-    found = {}
+    `names` are the names that they were saved under, by key. A plugin that took too long for one is not asked about the
+    others. Raises the storage's errors, and WorkerError once it is `stopped`."""
+    found, late = {}, set[str]()
     for key, name in names.items():
         plugin = format_plugin(name)
         if plugin is None or storage.root is None:
@@ -34,15 +38,19 @@ def structures_by_plugins(storage: Storage, names: Mapping[str, str], settings: 
         with storage.open(key) as reader:
             size = reader.entry.size
             opaque = format_of(name, reader.read(0, min(size, FIRST_BYTES))).name == "opaque"
-        if opaque:
-            found[key] = _read(plugin, f"{storage.root.rstrip('/')}/{key}", size, settings)
+        if opaque and plugin.label in late:
+            found[key] = _unknown(plugin.label, f"the plugin {plugin.label} took too long for another file")
+        elif opaque:
+            path, seconds = f"{storage.root.rstrip('/')}/{key}", CALL_SECONDS + size / _LEAST_RATE
+            until = time.monotonic() + seconds
+            found[key] = _read(plugin, path, size, settings.worker_memory, seconds, stopped)
+            late |= {plugin.label} if time.monotonic() >= until else set()
     return found
 
 
-def _read(plugin: Plugin, path: str, size: int, settings: Settings) -> Structure:
-    seconds = CALL_SECONDS + size / _LEAST_RATE
+def _read(plugin: Plugin, path: str, size: int, memory: int, seconds: float, stopped: Callable[[], bool]) -> Structure:
     try:
-        contents = call_plugin(plugin, path, FileContents, memory=settings.worker_memory, seconds=seconds)
+        contents = call_plugin(plugin, path, FileContents, memory=memory, seconds=seconds, stopped=stopped)
         return structure_of(contents, size, plugin.label)
     except PluginError as error:
         return _unknown(plugin.label, error.message)
@@ -74,8 +82,8 @@ def structure_of(contents: FileContents, size: int, label: str) -> Structure:
         found.tensors.append(place)
     if not (found.problems or found.truncated or found.not_understood):
         beside = size - held - sum(len(name.encode()) for name in names)
-        if not found.spans or len(names) > _MOST_TENSORS:
-            return _unknown(label, f"the plugin {label} states {len(names)} tensors")
+        if not found.spans:
+            return _unknown(label, f"the plugin {label} states no tensor with content")
         if beside > _BESIDE * (len(names) + 1):
             return _unknown(label, f"the plugin {label} states no tensor for {beside} bytes of it")
     return msgspec.structs.replace(found.structure(BY_PLUGIN), plugin=label)

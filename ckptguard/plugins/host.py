@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.plugins.interface import FileContents, Saved
-from ckptguard.plugins.messages import MOST_VALUES, PluginAnswer, PluginCall
+from ckptguard.plugins.messages import MOST_SENTENCES, MOST_TENSORS, MOST_VALUES, PluginAnswer, PluginCall
 from ckptguard.scan.process.limits import die_with, limit_process
 from ckptguard.scan.process.low_priority import lower_priority
 
@@ -47,7 +47,10 @@ def _result(call: PluginCall) -> object:
             contents = function(file)
         if not isinstance(contents, FileContents):
             raise TypeError(f"it returned {type(contents).__name__}, not FileContents")
-        return contents
+        if len(contents.tensors) > MOST_TENSORS:
+            raise ValueError(f"it states {len(contents.tensors)} tensors")
+        few = {name: getattr(contents, name)[:MOST_SENTENCES] for name in ("problems", "not_understood")}
+        return msgspec.structs.replace(contents, **few)
     if call.kind == "channels":
         return function(*msgspec.msgpack.decode(call.argument))
     argument = msgspec.msgpack.decode(call.argument, type=Saved if call.kind == "checks" else tuple[str, ...])

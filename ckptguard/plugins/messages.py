@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# A hostile file may make a plugin say much, and all of it comes into our memory.
 MOST_VALUES = 100_000  # that a check or a layout returns
+MOST_TENSORS = 1_000_000  # of a file
+MOST_SENTENCES = 1000  # about a file
 
 
 class PluginCall(msgspec.Struct, frozen=True):

@@ -326,9 +326,11 @@ class Listing:
     def taken_over(self, run: Run, entries: Sequence[Entry]) -> bool:
         """True if listing the same run gave just these entries again. Then this is the listing of `run` from now on."""
         known = self._run
-        same = (known.url, known.records.url, known.patterns, known.options)
-        if same != (run.url, run.records.url, run.patterns, run.options) or self.entries != entries:
+        same = (known.url, known.records.url, known.patterns, known.options, known.layouts)
+        if same != (run.url, run.records.url, run.patterns, run.options, run.layouts) or self.entries != entries:
             return False
+        if run.layouts and any(trouble for c in self.checkpoints.values() for _, trouble in c.asked):
+            return False  # a plugin gave no answer, and may now
         self._run = run  # the storage of an earlier opening may have lost its connection
         return True
 

@@ -466,13 +466,15 @@ def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Fi
     """Keep SUSPECT for a generation when it is verified again: only `clear` lifts it, permanently.
 
     A question about the schema is asked again each time, until `accept` answers it. So is whether the files are
-    understood: checksums, or a later version of ours, may answer that.
+    understood: checksums, or a later version of ours, may answer that. What made it BAD by the word of a plugin stays a
+    suspicion if that plugin took no part now: it was turned off or removed, or failed.
     """
     sickness: list[Finding] = []
     cleared: list[Finding] = []
     for verdict in before:
         if verdict is not None and not sickness and not cleared:
             sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check not in _ASKED_AGAIN]
+            sickness += _said_by_absent_plugins(verdict, findings) if verdict.plugins else []
             cleared = [f for f in verdict.findings if is_clearance(f)]
     if cleared:
         findings = [
@@ -482,6 +484,13 @@ def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Fi
     again = {f.check for f in sickness}
     still = [f for f in findings if f.check not in again or f.severity is Severity.ERROR]
     return [*still, *sickness, *cleared]
+
+
+def _said_by_absent_plugins(before: Verdict, now: Sequence[Finding]) -> list[Finding]:
+    asked = {f.found for f in now if f.check == PLUGIN and f.severity is Severity.NOTICE}
+    names = {f"{PLUGIN}:{label.rpartition(' ')[0].partition('/')[2]}" for label in asked if label}
+    said = [f for f in before.findings if f.severity is Severity.ERROR and f.check.startswith(f"{PLUGIN}:")]
+    return [msgspec.structs.replace(f, severity=Severity.SICKNESS) for f in said if f.check not in names]
 
 
 def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: CheckpointId) -> Iterator[Verdict | None]:
@@ -567,7 +576,7 @@ def _read_copy(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verif
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
     options = sums.added_to(ScanOptions(md5=how.md5, yield_for=work.yield_for))
-    options = read_by_plugins(run.records, {copy.key(file): file for file in copy.files}, options, view.settings)
+    options = read_by_plugins(run.records, {copy.key(file): file for file in copy.files}, options, view.settings, work)
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != entries:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)

@@ -84,7 +84,7 @@ def scan_checkpoint(
         if entry.kind == "unnamed" and tensor_suffix(entry.key):
             raise DeniedError(f"{entry.key} cannot be read: {UNNAMED}", key=entry.key)
     if settings is not None and not all(key.endswith(_OURS) for key in checkpoint.files):
-        options = read_by_plugins(storage, {key: key for key in checkpoint.files}, options, settings)
+        options = read_by_plugins(storage, {key: key for key in checkpoint.files}, options, settings, work)
     scan = work.scanner(storage, checkpoint.files, options, work.progress)
     for listed, found in zip(checkpoint.entries, scan.files, strict=True):
         if not is_same_file(listed, found.entry, local=storage.root is not None):
@@ -93,7 +93,7 @@ def scan_checkpoint(
 
 
 def read_by_plugins(
-    storage: Storage, names: Mapping[str, str], options: ScanOptions, settings: Settings
+    storage: Storage, names: Mapping[str, str], options: ScanOptions, settings: Settings, work: Work
 ) -> ScanOptions:
     """Return the options of a scan of these files, with what plugins say of those that no format of ours explains.
     `names` are the names that they were saved under, by key."""
@@ -103,7 +103,8 @@ def read_by_plugins(
         return options
     from ckptguard.plugins.formats import structures_by_plugins  # looks at what is installed, which takes a while
 
-    return msgspec.structs.replace(options, structures=structures_by_plugins(storage, odd, settings))
+    found = structures_by_plugins(storage, odd, settings, work.is_stopped)
+    return msgspec.structs.replace(options, structures=found)
 
 
 def copy_differs(storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner) -> str | None:

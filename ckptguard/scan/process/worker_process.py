@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 import msgspec
@@ -174,10 +174,11 @@ class WorkerProcess:
         return f"{ended}: {escape(lines[-1])}" if lines else ended
 
 
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a scanning process: what Python needs, and nothing secret."""
+def scrubbed(environ: Mapping[str, str], places: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the environment of a process for hostile files or others' code: what Python needs, and nothing secret.
+    `places` are where it finds modules; None: where this process does."""
     kept = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    paths = os.pathsep.join(os.path.abspath(path) for path in (sys.path if places is None else places) if path)
     # Unused thread pools and arenas would fill the limited address space.
     return {**kept, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 

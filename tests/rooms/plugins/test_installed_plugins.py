@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.plugins import plant
+from support.plugins import forget, plant
 from support.runs import QUICK
 
 from ckptguard.plugins.call import PluginError, call_plugin
@@ -93,3 +96,50 @@ def test_a_format_is_used_and_recorded_and_can_be_turned_off(tmp_path: Path, plu
     assert again.outcome is Outcome.SUSPECT
     (root / "model_1.weird").write_bytes(b"\x00\x00\xc0\x7f\x00\x00\x00\x40" * 500)
     assert verify_target(str(root), QUICK).outcome is Outcome.BAD
+
+
+OTHERS = {
+    "no metadata at all": {},
+    "no metadata, and entry points": {"entry_points.txt": b"[ckptguard.formats]\nweird.v1 = a:b\n"},
+    "a file that is no text": {"METADATA": b"Name: broken\n", "entry_points.txt": b"[ckptguard.checks]\n\xff = a:b\n"},
+    "a line that is no entry": {"METADATA": b"Name: broken\n", "entry_points.txt": b"[console_scripts]\nnonsense\n"},
+}
+
+
+@pytest.mark.parametrize("folder", ["broken-1.0.dist-info", "-.dist-info"])
+@pytest.mark.parametrize("how", OTHERS)
+def test_a_damaged_package_is_no_trouble(how: str, folder: str, plugins: Path) -> None:
+    """What pip left half installed adds no plugin, and takes none away."""
+    plant(plugins, [("formats", "weird.v1", "read")], READ)
+    (plugins / folder).mkdir()
+    for name, content in OTHERS[how].items():
+        (plugins / folder / name).write_bytes(content)
+    forget()
+    assert [(one.name, one.package, one.refused) for one in installed()] == [("weird", "others", "")]
+
+
+def test_names_that_differ_in_case_are_one_name(plugins: Path) -> None:
+    """Ends of file names are compared without case, so one of the two would win by chance."""
+    plant(plugins, [("formats", "weird.v1", "read")], READ)
+    plant(plugins, [("formats", "Weird.v1", "read")], READ, package="others-too")
+    assert [bool(plugin.refused) for plugin in installed()] == [True, True]
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "a script"])
+def test_what_lies_in_a_run_is_not_installed(how: str, tmp_path: Path) -> None:
+    """Metadata of a package among the files of a run makes nothing run, however Python was started in its folder."""
+    root = tmp_path / "run"
+    root.mkdir()
+    plant(root, [("formats", "weird.v1", "loads")], f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (root / "model_1.weird").write_bytes(bytes(range(1, 255)) * 80)
+    (root / "script.py").write_text("import ckptguard.plugins.installed as i; print(len(i.installed()))")
+    code = ["-c", (root / "script.py").read_text()]
+    words = {"-c": code, "-m": ["-m", "ckptguard", "verify", "."], "a script": [str(root / "script.py")]}
+    place = "/" if how == "a script" else root
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, *words[how]], cwd=place, env=environ, capture_output=True, text=True, check=False
+    )
+    assert not (tmp_path / "ran").exists()
+    assert done.stdout.strip() == ("" if how == "-m" else "0"), done.stderr
+    assert how != "-m" or "not understood" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,10 @@ from support.plugins import plant
 from support.runs import QUICK
 from support.views import look
 
+from ckptguard.plugins.interface import FoundCheckpoint
 from ckptguard.runs import plugin_layouts
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.storage.protocol import Entry
 from ckptguard.testing import LayoutContract
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -38,6 +41,12 @@ USED = QUICK.changed(layouts=("iterations",))
 @pytest.fixture(autouse=True)
 def _asked_again() -> None:
     plugin_layouts._answers.clear()
+
+
+def digest_of(entries: Sequence[Entry]) -> str:
+    """The digest of the names of the files."""
+    names = sorted(entry.key for entry in entries if entry.kind == "file")
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
 def save(root: Path, step: int, value: float = 1.0, *, done: bool = True) -> None:
@@ -135,3 +144,40 @@ def test_a_layout_may_ask_for_more_in_what_ours_found(tmp_path: Path, plugins: P
     assert verify_target(str(tmp_path / "run"), USED).outcome is Outcome.INCOMPLETE
     (folder / "DONE").write_text("yes")
     assert verify_target(str(tmp_path / "run"), USED).outcome is Outcome.GOOD
+
+
+def test_a_layout_that_hangs_holds_up_one_listing(
+    tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rests after that, also when files have come; and a listing without its answer is not kept."""
+    asked = tmp_path / "asked"
+    code = f"import time\ndef find(names):\n    open({str(asked)!r}, 'a').write('x')\n    time.sleep(1000)"
+    plant(plugins, POINTS, READ + code)
+    monkeypatch.setattr(plugin_layouts, "CALL_SECONDS", 3.0)
+    monkeypatch.setattr(plugin_layouts, "_REST", 10_000.0)
+    root = tmp_path / "run"
+    for step in (1, 2):
+        (root / f"step-{step}").mkdir(parents=True)
+        torch.save({"w": torch.randn(8, 8)}, root / f"step-{step}" / "model.pt")
+        view = look(str(root), USED)
+        assert all(trouble for c in view.checkpoints for _, trouble in c.asked)
+    assert asked.read_text() == "x"
+    before = view.listing
+    plugin_layouts._answers.clear()
+    plugin_layouts._remember(("layouts/iterations 1.5", digest_of(view.entries)), plugin_layouts._Answer())
+    assert view.list_after(before) is not before
+    assert not any(trouble for c in view.checkpoints for _, trouble in c.asked)
+
+
+def test_many_claims_take_no_longer_than_their_files(tmp_path: Path) -> None:
+    """What is asked of the table of plugins grows with the claims, not with their square."""
+    names = [f"it{number}/params.weird" for number in range(300)]
+    asked = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plugin_layouts, "format_plugin", lambda path: asked.append(path) or None)
+        claims = tuple(FoundCheckpoint(name.rpartition("/")[0], (name,)) for name in names)
+        patched.setattr(plugin_layouts, "_asked", lambda *_: ("layouts/it 1", "", claims))
+        entries = [Entry(key=name, kind="file", size=1) for name in names]
+        (tmp_path / "run").mkdir()
+        plugin_layouts.with_plugin_layouts(look(str(tmp_path / "run"), USED).run, entries, ())
+    assert len(asked) == len(names)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from support.plugins import plant
+from support.plugins import forget, plant
 from support.runs import QUICK, save_file
 from support.views import look
 
+from ckptguard.errors import WorkerError
 from ckptguard.formats.structure import Structure
 from ckptguard.plugins import formats
 from ckptguard.plugins.formats import structure_of
 from ckptguard.plugins.interface import FileContents, StoredTensor
 from ckptguard.runs.results import Checked
+from ckptguard.runs.work import Work
+from ckptguard.scan import ScanOptions
+from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import UNDERSTOOD, Outcome, Severity
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.collect_evidence import read_by_plugins
 from ckptguard.verification.target import verify_target
 
 BETTER_FIRST = (Outcome.GOOD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.BAD)
@@ -45,6 +51,13 @@ HOSTILE = {
     ),
     "states wrong types": (
         "from ckptguard.plugins import *\ndef read(f): return FileContents((StoredTensor('w', 'int8', 'abc', 0),))"
+    ),
+    "states too many tensors": (
+        "from ckptguard.plugins import *\n"
+        "def read(f): return FileContents((StoredTensor('w', 'int8', (1,), 0),) * (10**6 + 1))"
+    ),
+    "does not understand a lot": (
+        "from ckptguard.plugins import *\ndef read(f): return FileContents(not_understood=('x',) * 10**7)"
     ),
     "states nothing": "from ckptguard.plugins import *\ndef read(f): return FileContents()",
     "states too little": (
@@ -115,7 +128,7 @@ def test_no_lie_excuses_another_file(seed: int, tmp_path: Path, monkeypatch: pyt
     chance, root = random.Random(seed), tmp_path / "run"
     torch.manual_seed(seed)
     said: dict[str, Structure] = {}
-    monkeypatch.setattr(formats, "structures_by_plugins", lambda storage, names, settings: dict(said))
+    monkeypatch.setattr(formats, "structures_by_plugins", lambda *_: dict(said))
     for step in (1, 2, 3):
         path = save(root, step, chance)
         contents = lies(chance, clean=chance.random() < 0.6)
@@ -147,6 +160,47 @@ def test_a_format_that_fails_is_no_verdict(
     torch.save({"w": torch.full((4, 4), math.nan)}, root / "model_1.pt")
     outcomes = {c.path: c.outcome for c in verify_target(str(root), QUICK).checkpoints}
     assert outcomes == {"model_1.weird": Outcome.SUSPECT, "model_1.pt": Outcome.BAD}
+
+
+def test_a_format_that_hangs_is_asked_once_for_a_checkpoint(
+    tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of many hostile files costs the time of one; and a stop does not wait for it."""
+    asked = tmp_path / "asked"
+    plant(
+        plugins,
+        [("formats", "weird.v1", "read")],
+        f"import time\ndef read(file):\n    open({str(asked)!r}, 'a').write('x')\n    time.sleep(1000)",
+    )
+    folder = tmp_path / "run" / "step-1"
+    folder.mkdir(parents=True)
+    torch.save({"w": torch.randn(4, 4)}, folder / "model.pt")
+    for number in range(4):
+        (folder / f"{number}.weird").write_bytes(bytes(range(1, 255)) * 80)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(WorkerError, match="stopped"):
+        read_by_plugins(open_storage(str(folder)), {"0.weird": "0.weird"}, ScanOptions(), QUICK, Work(stop=stop))
+    asked.write_text("")
+    monkeypatch.setattr(formats, "CALL_SECONDS", 3.0)
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.SUSPECT
+    assert asked.read_text() == "x"
+
+
+def test_without_a_place_for_its_answer_there_is_no_verdict(
+    tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk for temporary files that is full or gone is "could not tell"."""
+    plant(plugins, [("formats", "weird.v1", "read")], HOSTILE["states nothing"])
+    (tmp_path / "model.weird").write_bytes(bytes(range(1, 255)) * 80)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ckptguard.plugins.call.tempfile.TemporaryFile", full)
+    report = verify_target(str(tmp_path / "model.weird"), QUICK)
+    assert report.outcome is Outcome.PENDING
+    assert "No space left on device" in report.findings[0].message
 
 
 CHECKS = {
@@ -186,3 +240,44 @@ def test_a_check_only_adds_doubt(
     if expected is Outcome.SUSPECT and how != "doubts" and not poison:
         (again,) = verify_target(str(root), QUICK).checkpoints
         assert again.outcome is Outcome.GOOD
+
+
+REMOVED = {
+    "removed": (None, ("rule",)),
+    "failing": ("def check(saved): raise ValueError('no')", ("rule",)),
+    "not named": ("", ()),
+    "turned off": ("", None),
+}
+
+
+@pytest.mark.parametrize("how", REMOVED)
+def test_what_a_check_condemned_is_not_good_without_it(how: str, tmp_path: Path, plugins: Path) -> None:
+    """BAD becomes a suspicion, as often as it is verified without an answer; what the check takes back is good."""
+    code, named = REMOVED[how]
+    condemns = "from ckptguard.plugins import *\ndef check(saved): return [Remark('wrong', 'error')]"
+    plant(plugins, [("checks", "rule.v1", "check")], condemns)
+    root = tmp_path / "run"
+    root.mkdir()
+    torch.save({"w": torch.randn(8, 8)}, root / "model_1.pt")
+    used = QUICK.changed(checks=("rule",))
+    assert verify_target(str(root), used).outcome is Outcome.BAD
+    if code is None:
+        (plugins / "others-1.5.dist-info" / "entry_points.txt").unlink()
+        forget()
+    elif code:
+        (plugins / "others.py").write_text(code)
+    settings = used.changed(no_plugins=True) if named is None else used.changed(checks=named)
+    assert [verify_target(str(root), settings).outcome for _ in range(2)] == [Outcome.SUSPECT] * 2
+    assert verify_target(str(root), QUICK).outcome is Outcome.SUSPECT
+
+
+def test_a_check_takes_back_what_it_said(tmp_path: Path, plugins: Path) -> None:
+    """An error is its own to take back: a later version of the rule judges anew."""
+    plant(plugins, [("checks", "rule.v1", "check")], CHECKS["condemns"][0])
+    root = tmp_path / "run"
+    root.mkdir()
+    torch.save({"w": torch.randn(8, 8)}, root / "model_1.pt")
+    used = QUICK.changed(checks=("rule",))
+    assert verify_target(str(root), used).outcome is Outcome.BAD
+    (plugins / "others.py").write_text("def check(saved): return ()  # a later version")
+    assert verify_target(str(root), used).outcome is Outcome.GOOD

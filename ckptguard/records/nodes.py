@@ -86,6 +86,12 @@ def lead(run: Run, group: str, size: int) -> tuple[Leader, bool]:
     raise CouldNotTellError(f"the supervises of {run.url} keep changing")
 
 
+def is_led(run: Run) -> bool:
+    """True if the supervises of a job on several nodes may be at work."""
+    leader = read_sound(run, _LEADER, Leader, "a leader")
+    return leader is not None and not surely_gone(run, leader)
+
+
 def tell(run: Run, session: str, name: str, value: Order | NodeReport) -> None:
     """Write what all of a session read. What is there already stays. Raises StorageError."""
     with contextlib.suppress(ObjectExistsError):

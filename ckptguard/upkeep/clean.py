@@ -16,6 +16,7 @@ from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.leases import list_claims, list_trainings, surely_gone
 from ckptguard.records.manifests import read_manifest
+from ckptguard.records.nodes import is_led
 from ckptguard.records.pins import IN_USE, counts, list_pins
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
@@ -108,11 +109,11 @@ def clean(
             only=_kinds(run, [entry for entry in entries if everything and _is_alone(entry, in_place)]),
             reasons=reasons,
         )
-        if not dry_run and alone:
-            for id in sorted({id for entry in gone if (id := _id_of(entry)) is not None}, key=str):
-                release(run, id)
-        elif not dry_run:
-            _remove_all(run, entries)
+        if not dry_run:
+            for id in sorted({id for entry in gone if (id := _id_of(entry)) in double}, key=str):
+                release(run, id)  # first: without manifests nobody knows that it is in place, too
+            if not alone:
+                _remove_all(run, entries)
     return done
 
 
@@ -130,7 +131,8 @@ def _refuse_in_use(run: Run, used: Callable[[], bool]) -> None:
         where = f"process {daemon.pid} of {daemon.host}"
         hint = f"stop it first; if it was killed on another machine: remove {run.usable_record('daemon.json')}"
         raise BusyError(f"a daemon guards {run.url} ({where})", hint=hint)
-    if any(not surely_gone(run, one) for one in (*list_trainings(run), *list_claims(run))) or used():
+    training = any(not surely_gone(run, one) for one in (*list_trainings(run), *list_claims(run)))
+    if training or is_led(run) or used():
         raise BusyError(f"a training of {run.url} is still running", hint="end it first")
     using = [pin.note for pin in list_pins(run) if pin.reason == IN_USE and counts(run, pin)]
     if using:

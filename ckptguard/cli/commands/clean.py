@@ -53,8 +53,13 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
 
     def done(dry_run: bool) -> Cleaned:
         used = lambda: is_supervised(view.run.url, os.environ)  # noqa: E731
-        with working("reading") as work:
-            return clean(view, everything=everything, dry_run=dry_run, used=used, work=work, right=right)
+        try:
+            with working("reading") as work:
+                return clean(view, everything=everything, dry_run=dry_run, used=used, work=work, right=right)
+        except KeyboardInterrupt:
+            if not dry_run:
+                trouble("some of it may be removed: the same command removes the rest")
+            raise
 
     found = done(dry_run=dry_run or not yes)
     if not shared.as_json:

@@ -20,6 +20,7 @@ from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError, Storage
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.leases import begin_training, claim_path
+from ckptguard.records.nodes import lead
 from ckptguard.records.pins import IN_USE, pin_checkpoint
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import this_host
@@ -270,6 +271,22 @@ def test_a_run_can_be_read_wherever_it_was_killed(made: str, everything: bool, t
     assert number > 3
 
 
+def test_after_a_kill_another_clean_removes_the_rest(tmp_path: Path) -> None:
+    """Wherever it was killed: what is in place is still known to be, until no copy of it is left."""
+    double(str(tmp_path / "run"))
+    for number in range(1, 100):
+        run = str(tmp_path / f"run{number}")
+        clone(str(tmp_path / "run"), run)
+        with killed_at(number) as removals, contextlib.suppress(Killed):
+            cleaned(run)
+        if files_of(run, "_ckptguard"):
+            assert cleaned(run).stays == ()
+        assert not files_of(run, "_ckptguard")
+        if removals[0] < number:
+            return
+    raise AssertionError("it was always killed")
+
+
 def test_what_says_whether_a_copy_is_good_goes_first(tmp_path: Path) -> None:
     """Manifests before verdicts, and the mark of each copy before its files: half of either would say too much."""
     run, removed = str(tmp_path / "run"), list[str]()
@@ -300,6 +317,7 @@ USES: dict[str, Callable[[str], object]] = {
     "a daemon guards": guarded,
     "a training of": lambda run: begin_training(opened(run), "model-#", loops=True),
     "is still running": lambda run: claim_path(opened(run), path="model-900", series="model-#", step=900, generation=1),
+    "a training of .* is": lambda run: lead(opened(run), "job", 2),
     "are in use": lambda run: pin_checkpoint(
         opened(run), CheckpointId("model-#", 200, 1), reason=IN_USE, note="restore"
     ),

@@ -76,10 +76,12 @@ class RollbackPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class RateCut:
-    """By which factor the learning rate is cut, and the last update that an incident suspected since."""
+    """By which factor the learning rate is cut, and the last update that an incident suspected since. `left` are the
+    rates that this process left: if they are others now, something else set them, and the cut ends."""
 
     factor: float = 1.0
     since: int = 0
+    left: tuple[object, ...] | None = None
 
     def after(self, decision: RollbackDecision, *, last: int) -> RateCut:
         """Return the cut after one more rollback, about an incident whose last suspect update is `last`."""

@@ -68,10 +68,10 @@ class GuardCallback(Callback):
         self._monitor.follow(self._parts, trainer.global_step)
         self._trains = True
         saved = cut_of(self._loaded, trainer.global_step)
-        if self._decided is None:
-            self.cut = saved
+        self._loaded = {}  # another training with this callback may load nothing
         lowest_scale = self._decided.reset_scale if self._decided is not None else None
-        adjust(self._parts, self.cut, saved=saved, lowest_scale=lowest_scale)
+        cut = saved if self._decided is None else self.cut
+        self.cut = adjust(self._parts, cut, saved=saved, lowest_scale=lowest_scale)
         self._monitor.look(trainer.global_step)
         self._raise_if_sick()
 

@@ -141,7 +141,7 @@ class _Rounds(GuardCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Everything is loaded now: see that it is healthy, and lower the rate or raise the loss scale as decided."""
         saved = self._cuts.get(state.global_step, RateCut())
-        adjust(parts_of(kw), self._cut, saved=saved, lowest_scale=self._lowest_scale)
+        self._cut = adjust(parts_of(kw), self._cut, saved=saved, lowest_scale=self._lowest_scale)
         super().on_train_begin(args, state, control, **kw)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:

@@ -288,8 +288,8 @@ def scaler_not_given(evidence: CauseEvidence) -> LikelyCause | None:
     scaler = evidence.training.scaler_not_given
     if scaler is None or evidence.spoiled():
         return None
-    because = [f"a {scaler} works in this training, and the guard was not given it", "weights and state are finite"]
-    advice = ["give it to the guard: TrainingGuard(..., scaler=scaler); it then knows which updates were skipped"]
+    because = [f"a {scaler} works in this process, and the guard was not given it", "weights and state are finite"]
+    advice = ["TrainingGuard(..., scaler=scaler), if it scales this loss: the guard then knows what it skipped"]
     return _cause("scaler_not_given", "An update that the loss scaler skipped", 0.95, because, advice)
 
 

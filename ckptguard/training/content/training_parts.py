@@ -170,6 +170,14 @@ def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
                 optimizer.state[parameter][key] = value.to(device=now.device)
 
 
+def rates_to_start_from(optimizer: Any, scheduler: Any) -> tuple[object, ...]:
+    """Return what only `scale_learning_rate` and the user's own code change: how many groups there are, and the rates
+    that the scheduler starts from, or without a scheduler those of the groups."""
+    groups = getattr(optimizer, "param_groups", None) or ()
+    rates = [g.get("lr") for g in groups] if scheduler is None else getattr(scheduler, "base_lrs", ())
+    return len(groups), *rates
+
+
 def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
     """Multiply every learning rate, including those that the scheduler starts from."""
     if factor == 1.0:

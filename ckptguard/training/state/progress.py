@@ -8,15 +8,16 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from ckptguard.decisions.rollback_policy import RateCut, RollbackPolicy
 from ckptguard.errors import StateError
-from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
+from ckptguard.training.content.training_parts import TrainingParts, rates_to_start_from, scale_learning_rate
 from ckptguard.training.signals.device_signals import raise_loss_scale
-from ckptguard.training.signals.incident_evidence import learning_rate
+from ckptguard.training.signals.incident_evidence import learning_rate, tried
 from ckptguard.training.state.data_position import DataPosition, Draw
 from ckptguard.training.state.rng import capture_rng, generator_tensor, restore_rng
 from ckptguard.values.ids import MAX_STEP
@@ -119,8 +120,7 @@ class Progress:
         self._parts.drop_gradients()
         self.resumed, self.gaps = _gaps(self._parts, extra, self._world_size, step)
         saved = cut_of(extra.get("guard", {}), step)
-        self.cut = saved if cut is None else cut
-        adjust(self._parts, self.cut, saved=saved, lowest_scale=lowest_scale)
+        self.cut = adjust(self._parts, saved if cut is None else cut, saved=saved, lowest_scale=lowest_scale)
         self._draws = {n: draw for n, draw in self._draws.items() if n <= step}
         if self.position is None:
             self._waiting = extra
@@ -154,16 +154,32 @@ def as_saved(cut: RateCut) -> dict[str, float]:
 
 
 def cut_after(parts: TrainingParts, cut: RateCut, policy: RollbackPolicy, step: int) -> RateCut:
-    """Return the cut after an update. If it is over, the learning rate is back."""
+    """Return the cut after an update. If it is over, the learning rate is back. Rates that something else set since
+    are never raised."""
+    if cut.factor == 1.0 or policy.lr_back is None:
+        return cut
+    now = tried(lambda: rates_to_start_from(parts.optimizer, parts.scheduler), cut.left)
+    if cut.left is not None and now is not None and _differ(now, cut.left):
+        _log.warning("the learning rate is as something else set it: the cut by x %g ends, without a raise", cut.factor)
+        return RateCut()
     if not cut.is_over(policy, step):
         return cut
-    adjust(parts, RateCut(), saved=cut, lowest_scale=None)
-    return RateCut()
+    return adjust(parts, RateCut(), saved=cut, lowest_scale=None)
 
 
-def adjust(parts: TrainingParts, cut: RateCut, *, saved: RateCut, lowest_scale: float | None) -> None:
+def _differ(now: tuple[object, ...], left: tuple[object, ...]) -> bool:
+    """True if a rate is another one; a tensor counts by being another one, because reading it would wait."""
+    pairs = zip(now, left, strict=False)
+    return len(now) != len(left) or any(a is not b and not (_is_plain(a) and _is_plain(b) and a == b) for a, b in pairs)
+
+
+def _is_plain(rate: object) -> bool:
+    return isinstance(rate, int | float)
+
+
+def adjust(parts: TrainingParts, cut: RateCut, *, saved: RateCut, lowest_scale: float | None) -> RateCut:
     """Cut the learning rates, which are cut as was saved, and say so. Raise a collapsed loss scale to `lowest_scale`,
-    if it is given."""
+    if it is given. Return the cut, with the rates that it left."""
     before = learning_rate(parts.optimizer)
     scale_learning_rate(parts.optimizer, parts.scheduler, cut.factor / saved.factor)
     now = learning_rate(parts.optimizer)
@@ -175,6 +191,7 @@ def adjust(parts: TrainingParts, cut: RateCut, *, saved: RateCut, lowest_scale: 
         _log.warning("the learning rate is back%s: no incident came since step %d", change, saved.since)
     if lowest_scale is not None:
         raise_loss_scale(parts.scaler, lowest_scale)
+    return replace(cut, left=tried(lambda: rates_to_start_from(parts.optimizer, parts.scheduler), None))
 
 
 def _gaps(parts: TrainingParts, extra: dict[str, Any], world_size: int, step: int) -> tuple[Resumed, tuple[str, ...]]:

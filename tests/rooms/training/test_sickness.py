@@ -190,6 +190,44 @@ def test_a_learning_rate_that_was_cut_comes_back_when_enough_updates_were_health
     assert ("learning rate x 0.5 until 5 updates are healthy" if back else "learning rate x 0.5, skip") in said
 
 
+def _set(optimizer, step):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.3 if step >= 12 else group["lr"]
+
+
+def _follow(optimizer, step):
+    """As a scheduler that the guard was not given."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.4 - 0.01 * step
+
+
+def _add(optimizer, step):
+    if step == 12:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.3})
+
+
+@pytest.mark.parametrize("change", [_set, _follow, _add])
+def test_a_rate_that_something_else_set_is_not_raised(tmp_path, caplog, change):
+    """It is as its owner wants it: once the cut would end, no rate is higher than that."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    wanted = []
+
+    def tell(step, number):
+        wanted.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        change(optimizer, step)
+        after = [group["lr"] for group in optimizer.param_groups]
+        wanted.append(after)
+        return {"loss": 1.0, "grad_norm": float("nan") if number in (7, 9) else 1.0}
+
+    policy = ckptguard.RollbackPolicy(lr_back=5)
+    taken(tmp_path / "run", batches(40), 20, tell, model=model, optimizer=optimizer, policy=policy)
+    assert [group["lr"] for group in optimizer.param_groups] == wanted[-1]
+    assert "the learning rate is as something else set it: the cut by x 0.5 ends" in caplog.text
+    assert "the learning rate is back" not in caplog.text
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
     """At a rollback the newest save turns out damaged: the next older one is used, and BAD is on record."""
     model = Half()

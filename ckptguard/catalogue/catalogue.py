@@ -136,9 +136,9 @@ class Catalogue:
                 curve=before.curve if seen.curve is None else seen.curve,
                 events=self._with_new(earlier, seen.id, (*seen.events, *moved)),
             )
-            if noted.events == before.events and (noted, seen.summary) != (before, known):
-                self._tell_of_change(seen.id, now)
             packed = self._put(_Stored(__version__, seen.id, seen.digest, seen.summary, noted))
+            if noted.events == before.events and (noted, seen.summary) != (before, known):
+                self._tell_of_change(seen.id, now)  # after it is noted: who is told asks at once
         self.after_write()
         self._write(seen.id, packed)
 
@@ -223,6 +223,9 @@ class Catalogue:
         """Have those who follow the events ask again: something changed that is no event, such as a pin."""
         number = max(self.newest, int(now * 1e6)) + 1
         event = Event(key=event_key("change", run_id, str(number)), kind="change", at=now, about="")
+        # One of a run is enough: many changes must not push out what a reader has missed.
+        others = tuple(e for e in self._recent.events if e.run != run_id or e.event.kind != "change")
+        self._recent = self._recent._replace(events=others)
         self._add_recent((NumberedEvent(number=number, run=run_id, event=event),))
 
     def _add_recent(self, new: tuple[NumberedEvent, ...]) -> None:

@@ -24,7 +24,8 @@ ORDER = ("bad", "incomplete", "suspect", "pending", "good")
 _NUMBERS = re.compile(r"[\d.]*\d")
 _MOST_NAMED = 50  # files in one sentence: as many as there are findings of one check
 _MOST_PATTERNS = 20  # a hostile file may name half a million classes
-_NAMES = "{}"  # stands for the files that a sentence is about
+_NAMES = "\0"  # stands for the files that a sentence is about; no name has it, for names are escaped
+_WILD = re.compile(r"[*?[]")
 
 
 class Line(NamedTuple):
@@ -137,6 +138,20 @@ class About(NamedTuple):
         return named_path((self.finding.file or path).removeprefix(f"{path}/"), self.report.target)
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The run, and the path of the checkpoint in it, as commands take them."""
+        run, inside = self.report.run or self.report.target, self.checked.path
+        if self.report.kind != "run" and self.report.target.startswith(f"{run.rstrip('/')}/"):
+            inside = self.report.target.removeprefix(f"{run.rstrip('/')}/")
+        return run, inside
+
+    @property
+    def url(self) -> str:
+        """The checkpoint."""
+        target, path = self.report.target, self.checked.path
+        return f"{target.rstrip('/')}/{path}" if self.report.kind == "run" and path != "." else target
+
+    @property
     def is_hostile(self) -> bool:
         """True if something in the same file would run code: nothing else is to be done with it."""
         return any(
@@ -195,7 +210,7 @@ def _of_sickness(about: About) -> Iterator[str]:
         yield elsewhere if about.report.run is None else _back(about, damaged=False)
     finding = about.finding
     if about.weight == "error" and about.errors == {"finite"} and finding.tensor and finding.count:
-        option = escape(f"--allow-nonfinite {shlex.quote(finding.tensor)}")
+        option = escape(f"--allow-nonfinite {shlex.quote(_literal(finding.tensor))}")
         if not any(f.tensor and f.count for f in _before(about)):
             yield f"if a tensor must be so: {option} (or a pattern for several)"
     if about.weight == "sickness":
@@ -229,8 +244,10 @@ def _of_digests(about: About) -> Iterator[str]:
 
 def _of_pickles(about: About) -> Iterator[str]:
     finding = about.finding
-    if about.is_hostile and about.report.run is not None:
-        yield _back(about, damaged=False)
+    if about.is_hostile:
+        if about.report.run is not None:
+            yield _back(about, damaged=False)
+        return  # whatever else it names, it is not to be trusted
     if finding.count and finding.found and about.weight in ("error", "warning"):
         patterns = _patterns(finding.found)
         options = " ".join(f"--trust-global {shlex.quote(one)}" for one in patterns[:_MOST_PATTERNS])
@@ -246,7 +263,7 @@ def _of_schema(about: About) -> Iterator[str]:
         else:
             yield _back(about, damaged=True)
     elif not about.errors:
-        yield f"if other tensors are deliberate: {command('accept', about.report.target, about.checked.path)}"
+        yield f"if other tensors are deliberate: {command('accept', *about.place)}"
 
 
 def _of_formats(about: About) -> Iterator[str]:
@@ -258,7 +275,7 @@ def _of_formats(about: About) -> Iterator[str]:
         known = ", ".join(sorted(suffixes_of("tensors", "arrays")))
         yield f"{_NAMES}: a format that is not read ({known} would be); {_sums(about)}"
     elif not about.errors:
-        clear = f"{command('clear', about.report.target, about.checked.path)} --reason TEXT"
+        clear = f"{command('clear', *about.place)} --reason TEXT"
         yield f"if you know that it is whole: {clear}"
         yield "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
 
@@ -278,7 +295,7 @@ def _of_suspicion(about: About) -> Iterator[str]:
 
 
 def _of_resave(about: About) -> Iterator[str]:
-    yield f"if you saved it again: {command('reseal', about.report.target, about.checked.path)}"
+    yield f"if you saved it again: {command('reseal', about.url)}"
     yield from _clear(about)
 
 
@@ -294,9 +311,11 @@ def _back(about: About, *, damaged: bool) -> str:
     """What helps a run: the known-good checkpoint, or what is left without one."""
     report, run = about.report, about.report.run or about.report.target
     repair = f"`{command('repair', run)}` takes the right bytes from a copy, if there is one"
+    if report.known_good is None and not report.none_is_good:
+        return f"none is known to be good yet: see what {command('verify', run)} says of all"
     if report.known_good is None:
-        rest = f"{repair}; else training starts from scratch" if damaged else "fix the cause, then train from scratch"
-        return f"nothing is good to go back to: {rest}"
+        left = f"`{command('known-good', run)}` says if one is in the trash, before training from scratch"
+        return f"nothing is good to go back to: {f'{repair}; else {left}' if damaged else left}"
     path, good = report.known_good
     id = about.checked.id
     if id is not None and id.series == good.series and id.order < good.order:
@@ -312,21 +331,18 @@ def _of_plugin(about: About) -> Iterator[str]:
 
 def _clear(about: About) -> Iterator[str]:
     if not about.errors and about.report.run is not None:
-        yield f"if all is well: {command('clear', about.report.target, about.checked.path)} --reason TEXT"
+        yield f"if all is well: {command('clear', *about.place)} --reason TEXT"
 
 
 def _look(about: About) -> Iterator[str]:
     """What can be done about anything that weighs."""
     if about.weight == "notice":
         return
-    path = about.checked.path
-    inside = about.report.kind == "run" and path != "."
-    place = f"{about.report.target.rstrip('/')}/{path}" if inside else about.report.target
-    yield f"look at {_NAMES} before you rely on it: {command('show', place)}"
+    yield f"look at {_NAMES} before you rely on it: {command('show', about.url)}"
 
 
 def _sums(about: About) -> str:
-    return f"get the publisher's checksums, then: {command('verify', about.report.target)} --sums FILE"
+    return f"get the publisher's checksums, then: {command('verify', about.url)} --sums FILE"
 
 
 def _patterns(found: str) -> list[str]:
@@ -336,7 +352,12 @@ def _patterns(found: str) -> list[str]:
     packages: dict[str, list[str]] = {}
     for name in found.split(NAMES_BETWEEN):
         packages.setdefault(".".join(name.split(".")[:2]), []).append(name)
-    return [names[0] if len(names) == 1 else f"{package}.*" for package, names in packages.items()]
+    return [_literal(names[0]) if len(names) == 1 else f"{_literal(package)}.*" for package, names in packages.items()]
+
+
+def _literal(name: str) -> str:
+    """Return the pattern that only this name matches: a file chose it."""
+    return _WILD.sub(r"[\g<0>]", name)
 
 
 def command(verb: str, *places: str) -> str:

@@ -65,7 +65,8 @@ def last_update(run: Run) -> tuple[int, float | None]:
     with contextlib.suppress(CkptguardError):
         for name in _newest(list_records(run, FOLDER))[-1:]:
             samples, written_ns = _read(run, f"{FOLDER}/{name}")
-            if samples is not None and is_sound(samples.curve) and samples.curve.step:
+            known = samples is not None and samples.format <= SAMPLES.reads
+            if samples is not None and known and is_sound(samples.curve) and samples.curve.step:
                 return samples.curve.step[-1], None if written_ns is None else written_ns / 1e9
     return 0, None
 

@@ -33,7 +33,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call. `could_not_tell`: something could not be read. `notes` are for people, on stderr.
 
     `run`: the run whose records were used; None for what has none. `known_good`: if something is not good, the path
-    and the id of the checkpoint that the run can go back to.
+    and the id of the checkpoint that the run can go back to. `none_is_good`: all of the run was judged, and none is.
     """
 
     target: str
@@ -44,6 +44,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     not_understood: NotUnderstood | None = None  # what in the run nothing verifies
     run: str | None = None
     known_good: tuple[str, CheckpointId] | None = None
+    none_is_good: bool = False
 
     @property
     def outcome(self) -> Outcome:

@@ -22,6 +22,7 @@ from ckptguard.checks.understood import not_understood, what_of
 from ckptguard.errors import (
     ChangedWhileReadError,
     ChecksumFileError,
+    CkptguardError,
     CouldNotTellError,
     DeniedError,
     NotFoundError,
@@ -120,13 +121,17 @@ def verify_target(
         notes += run.listing.unread_notes
         notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
-    known_good = None
+    known_good, none_is_good = None, False
     if run is not None and any(one.outcome is not Outcome.GOOD for one in results):
-        known_good = _known_good(run)
+        known_good, could_tell = _known_good(run, results)
+        judged_all = not unsure and len(chosen) == len(run.checkpoints)
+        judged_all = judged_all and all(one.outcome is not Outcome.PENDING for one in results)
+        none_is_good = could_tell and judged_all and known_good is None
     return VerifyReport(
         target=resolved.url,
         run=None if run is None else run.run.url,
         known_good=known_good,
+        none_is_good=none_is_good,
         kind=resolved.kind,
         checkpoints=tuple(results),
         notes=tuple(dict.fromkeys(notes)),
@@ -135,12 +140,18 @@ def verify_target(
     )
 
 
-def _known_good(run: RunView) -> tuple[str, CheckpointId] | None:
-    """Return the path and the id of what the run can go back to."""
-    from ckptguard.runs.find_known_good import newest_candidate  # only where something is not good
+def _known_good(run: RunView, results: Sequence[Checked]) -> tuple[tuple[str, CheckpointId] | None, bool]:
+    """Return the path and the id of what the run can go back to, and whether that could be told. What was just found
+    not to be good does not count, whatever is on record. Never raises: the verdicts are there."""
+    from ckptguard.runs.find_known_good import known_good_candidates  # only where something is not good
 
-    found = newest_candidate(run)
-    return None if found is None else (found.manifest.path, found.id)
+    failed = {one.id for one in results if one.outcome is not Outcome.GOOD}
+    with contextlib.suppress(CkptguardError):
+        for found in known_good_candidates(run):
+            if not (found.in_place and found.id in failed):
+                return (found.manifest.path, found.id), True
+        return None, True
+    return None, False
 
 
 def _judge_of(

@@ -209,7 +209,7 @@ def _bad_words(found: Status) -> str:
     lead = "the newest save is" if saves == 1 else f"the newest {saves} saves are"
     paths, why = some([one.path for one in bad], most=3), f" ({bad[0].reason})" if bad[0].reason else ""
     run = shlex.quote(found.run)
-    now = f"to go back: ckptguard rollback {run}" if found.known_good else "there is nothing good to go back to"
+    now = f"to go back: ckptguard rollback {run}" if found.known_good else "nothing is known to be good"
     return f"{lead} {'not good' if others else outcome}: {paths}{why}; {now}"
 
 

@@ -78,8 +78,10 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
             found = first_whole(
                 view, lambda candidate: _use(view, store, candidate, in_use), wanted, when_refused=verify_more
             ).result
-            remark = "; ".join(filter(None, (found.remark, _not_used(view, store.series, found))))
-            return dataclasses.replace(found, remark=remark)
+            passed = ""
+            with contextlib.suppress(CkptguardError):  # it is loaded, whatever cannot be said of the others
+                passed = _not_used(view, store.series, found)
+            return dataclasses.replace(found, remark="; ".join(filter(None, (found.remark, passed))))
         except NoKnownGoodError as error:
             if failed:
                 ids = sorted(failed, key=lambda id: id.order)
@@ -94,13 +96,13 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
 def _not_used(view: RunView, series: str, loaded: Loaded) -> str:
     """Name the newer checkpoints that were passed over, with their outcomes."""
     own = ((single_number(c.step), c) for c in view.checkpoints if c.series == series)
-    newer = [(step, c.path, c) for step, c in own if step is not None and step > loaded.step]
+    newer = [(step, c.path, c) for step, c in own if step is not None and step > (loaded.id.number or 0)]
     said = []
     for _, _, checkpoint in sorted(newer, key=lambda one: one[:2]):
         id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)
         verdict = view.history.verdict(id)
         said.append(f"{checkpoint.path} is {verdict.outcome.value if verdict is not None else 'not verified'}")
-    more = f" and {len(said) - _MOST_NAMED} more are not good" if len(said) > _MOST_NAMED else ""
+    more = f" and {len(said) - _MOST_NAMED} more were not used" if len(said) > _MOST_NAMED else ""
     return ", ".join(said[-_MOST_NAMED:]) + more
 
 

@@ -222,3 +222,34 @@ def test_where_a_checkpoint_went_is_said_once_and_right(folder, course, told):
         before = where
     moves = [one.event for one in catalogue.noted("aa").events if one.event.kind != "verdict"]
     assert [(event.kind, event.about) for event in moves] == [(kind, "m/000000000000.1") for kind in told]
+
+
+def test_many_changes_push_out_nothing_that_a_reader_has_missed(folder):
+    """Of each run the newest is enough, and who is told of it gets what it is about."""
+    catalogue = Catalogue(folder)
+    catalogue.see(seen())
+    last = catalogue.newest
+    catalogue.happened("aa", Event(key=event_key("k"), kind="action", at=1.0, about="x"))
+    for number in range(2 * MOST_RECENT):
+        row = msgspec.structs.replace(seen().generations[0], pinned=str(number))
+        catalogue.see(msgspec.structs.replace(seen(), generations=(row,)))
+    page = catalogue.events_after(last)
+    assert not page.reset
+    assert [one.event.kind for one in page.events] == ["action", "change"]
+    assert page.events[-1].number == page.last == catalogue.newest
+
+
+def test_a_change_is_told_when_it_can_be_asked_for(folder, monkeypatch):
+    """Whoever hears of it asks at once."""
+    catalogue = Catalogue(folder)
+    catalogue.see(seen())
+    row = msgspec.structs.replace(seen().generations[0], pinned="mine")
+    found = []
+    tell = catalogue._tell_of_change
+    monkeypatch.setattr(
+        catalogue,
+        "_tell_of_change",
+        lambda *about: (found.append(catalogue.noted("aa").generations[row.name].pinned), tell(*about)),
+    )
+    catalogue.see(msgspec.structs.replace(seen(), generations=(row,)))
+    assert found == ["mine"]

@@ -18,6 +18,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.reporting import open_and_close
 from ckptguard.reporting.open_and_close import record_bad_save
+from ckptguard.runs import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 
@@ -163,3 +164,25 @@ def test_a_save_that_is_good_now_has_no_open_incident(poisoned, invoke, flip):
     flip(poisoned / "net-200.pt")  # the bit is right again
     assert invoke("verify", poisoned).exit_code == 0
     assert [state for _, _, state, _ in incidents(poisoned)] == ["closed", "closed"]
+
+
+def test_the_verdict_is_given_whatever_cannot_be_told_of_the_others(poisoned, document, monkeypatch):
+    """Records that cannot be read neither end the command nor let it say that nothing is good."""
+
+    def fails(*_: object) -> None:
+        raise DeniedError("a record cannot be read", key="x")
+
+    monkeypatch.setattr(find_known_good, "known_good_candidates", fails)
+    code, found = document("verify", poisoned)
+    assert (code, found["outcome"]) == (3, "bad")
+    assert found["what_now"][0] == f"none is known to be good yet: see what ckptguard verify {poisoned} says of all"
+
+
+def test_nobody_is_sent_back_to_what_was_just_found_damaged(verified, document):
+    """Also where that is not recorded; a newer good one is not known to be damaged."""
+    newest = verified / "net-300.pt"
+    newest.write_bytes(newest.read_bytes()[:-40] + b"x" * 40)
+    code, found = document("verify", verified, "--no-record")
+    assert code == 3
+    assert not any("net-300.pt" in one for one in found["what_now"])
+    assert any(one.startswith("go back to net-200.pt: ckptguard rollback ") for one in found["what_now"])

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import click
+import msgspec
 import pytest
 
 import ckptguard
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
-from ckptguard.cli.entry import COMMANDS
-from ckptguard.documents.report_lines import ANSWERS, what_now
+from ckptguard.cli.entry import COMMANDS, Commands
+from ckptguard.documents import report_lines
+from ckptguard.documents.report_lines import ANSWERS, command, what_now
 from ckptguard.runs.results import Checked, VerifyReport
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.verdict import PLUGIN, UNDERSTOOD, Finding, Outcome, Severity
 
 PLACES = ("download", "run", "run without a good one")
 IN_RUNS = {QUESTION, UNCLEAR_SAVE, "incident"}  # a doubt by what is on record
+COMMAND = Commands("ckptguard")
 GO_BACK = {"structure", "completeness", "same-save", "zeros", "digests", "finite", "stale", "drift", "schema"}
 
 
@@ -95,3 +101,83 @@ def test_every_hostile_file_is_named(count: int) -> None:
     assert said.startswith("delete ")
     assert said.endswith(": loading runs code")
     assert set(re.findall(r"[0-9]+\.pt", said)) == set(names)
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint"])
+@pytest.mark.parametrize("check", ANSWERS)
+def test_each_command_can_be_given_as_it_is(check: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes what it is given, and names the run and the checkpoint, also where only that was verified."""
+    given: list[tuple[str, ...]] = []
+
+    def noted(*words: str) -> str:
+        given.append(words)
+        return command(*words)
+
+    monkeypatch.setattr(report_lines, "command", noted)
+    target = "/r" if kind == "run" else "/r/step-70.pt"
+    for severity in Severity:
+        found = report("run", Finding(check, severity, "m", "step-70.pt"))
+        list(what_now(msgspec.structs.replace(found, kind=kind, target=target)))
+    for verb, *places in given:
+        options = ["--reason", "x"] if verb == "clear" else []
+        COMMAND.get_command(click.Context(COMMAND), verb).make_context(verb, [*places, *options])
+        if verb in ("clear", "accept"):
+            assert places == ["/r", "step-70.pt"]
+        elif verb in ("reseal", "show", "verify"):
+            assert places == ["/r/step-70.pt"]
+        else:
+            assert places == ["/r"]
+
+
+HOSTILE = ("{}", "a'; touch pwned; '.pt", "$(touch pwned)", "`touch pwned`.pt", "a b; c", "\0\n\x1b[2J")
+
+
+@pytest.mark.parametrize("file", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("place", PLACES)
+def test_no_name_reaches_a_shell(name: str, file: str, place: str) -> None:
+    """Whatever a tensor, a class, a file or the folder is called: what is to be pasted is one word each."""
+    there = report(
+        place,
+        Finding("finite", Severity.ERROR, "m", file, tensor=name, count=1),
+        step=70,
+    )
+    unsafe = report(place, Finding("pickle-safety", Severity.ERROR, "m", file, found=name, count=1))
+    for one, option in ((there, "--allow-nonfinite "), (unsafe, "--trust-global ")):
+        said = what_now(msgspec.structs.replace(one, target=f"/{name}"))
+        (line,) = (sentence for sentence in said if option in sentence)
+        pasted = line.split(option)[1].removesuffix(" (or a pattern for several)")
+        (word,) = shlex.split(pasted)
+        assert fnmatchcase(escape(name), word)
+
+
+@pytest.mark.parametrize("name", ["*", "*.*", "[!x]", "a?", "torch.*"])
+def test_a_name_is_no_pattern(name: str) -> None:
+    """A file chooses its names: to allow one must not allow others."""
+    found = (
+        Finding("finite", Severity.ERROR, "m", "x.pt", tensor=name, count=1),
+        Finding("pickle-safety", Severity.ERROR, "m", "x.pt", found=name, count=1),
+    )
+    for one in found:
+        (line,) = (sentence for sentence in what_now(report("download", one)) if "--" in sentence)
+        word = shlex.split(line.removesuffix(" (or a pattern for several)"))[-1]
+        assert fnmatchcase(name, word)
+        assert not any(fnmatchcase(other, word) for other in ("x", "os.system", "ab", "torch.nn", ""))
+
+
+def test_a_hostile_file_earns_no_trust() -> None:
+    """What else it names is not to be trusted."""
+    found = Finding("pickle-safety", Severity.ERROR, "m", "x.pt", found="posix.system")
+    other = Finding("pickle-safety", Severity.ERROR, "m", "x.pt", found="my.Class", count=1)
+    assert what_now(report("download", found, other)) == ["delete x.pt: loading runs code"]
+
+
+@pytest.mark.parametrize("check", sorted(GO_BACK))
+@pytest.mark.parametrize("sure", [True, False])
+def test_nothing_is_given_up_that_may_be_good(check: str, *, sure: bool) -> None:
+    """Only where all of a run was judged is it said that nothing is good, and even then what is left is named."""
+    found = report("run without a good one", Finding(check, Severity.ERROR, "m", "step-70.pt"))
+    said = " ".join(what_now(msgspec.structs.replace(found, none_is_good=sure)))
+    assert ("nothing is good" in said) is sure
+    assert ("ckptguard known-good /r" if sure else "ckptguard verify /r") in said
+    assert ("scratch" in said) is sure

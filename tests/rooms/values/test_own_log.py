@@ -36,6 +36,16 @@ def test_each_line_begins_with_our_name(
     assert "\n".join(line.removeprefix(LEAD) for line in lines) == words
 
 
+def test_a_record_that_comes_again_begins_once_with_our_name(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that collects the log of others hands their records to the log of their name."""
+    for message in ("it begins", "two\nlines"):
+        log.warning(message)
+        first = caplog.messages[-1]
+        log.handle(caplog.records[-1])
+        assert caplog.messages[-1] == first
+        assert first.count(LEAD) == len(first.splitlines())
+
+
 def test_wrong_arguments_raise_nothing_before_they_are_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours in a message never ends training."""
     monkeypatch.setattr(log, "handlers", [logging.NullHandler()])

@@ -7,6 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.layouts import Checkpoint
+from ckptguard.scan.result import Scan
 from ckptguard.values.manifest import BY_PLUGIN, Manifest
 
 _LARGEST_MARK = 1024  # bytes of an unknown file that is too small for training state, such as the mark of a whole save
@@ -32,6 +34,19 @@ def without_plugins(evidence: Evidence) -> Evidence:
         saves=tuple(_others(manifest, read) for manifest in evidence.saves),
         following=_others(evidence.following, read),
         sums=msgspec.structs.replace(evidence.sums, stated=stated),
+    )
+
+
+def files_of_ours(checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> tuple[Checkpoint, Scan, Manifest]:
+    """Return what was read and what was sealed without the files that a plugin read, then or now."""
+    read = {f.entry.key for f in scan.files if f.structure.plugin}
+    read |= {f.path for f in sealed.files if f.format == BY_PLUGIN}
+    named = tuple(f"{checkpoint.inside(key)}: " for key in read)
+    counters = tuple(counter for counter in sealed.counters if not counter.source.startswith(named))
+    return (
+        msgspec.structs.replace(checkpoint, entries=tuple(e for e in checkpoint.entries if e.key not in read)),
+        msgspec.structs.replace(scan, files=tuple(f for f in scan.files if f.entry.key not in read)),
+        msgspec.structs.replace(_others(sealed, read), counters=counters),
     )
 
 

@@ -68,7 +68,7 @@ from ckptguard.verification.collect_evidence import (
     read_by_plugins,
     scan_checkpoint,
 )
-from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
+from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change, holds_floats
 from ckptguard.verification.found_sums import find_sums
 from ckptguard.verification.seal import seal_observed
 from ckptguard.version import __version__
@@ -419,7 +419,8 @@ def _recorded(
 
 
 def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
-    """Return how what was read differs from what was sealed."""
+    """Return how what was read differs from what was sealed. New tensors in the files that a plugin read do not make a
+    new save of damaged other files."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
     verdict = history.verdict(sealed.id)
     past = KnownBefore(
@@ -429,7 +430,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         was_gone=lambda: was_gone or _was_gone(view, sealed.id),
     )
     broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
-    return classify_change(
+    change = classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},
         past,
@@ -438,6 +439,15 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         sealed_by_writer=layout.sealed_by_writer,
         counters=lambda: counters_of(checkpoint, scan),
     )
+    if change in (Change.SAME, Change.DAMAGED):
+        return change
+    from ckptguard.checks.without_plugins import files_of_ours  # of a save that was written again
+
+    ours, rest, known = files_of_ours(checkpoint, scan, sealed)
+    if len(rest.files) == len(scan.files) and len(known.files) == len(sealed.files):
+        return change
+    alone = change_of(view, ours, rest, known, was_gone=was_gone) if holds_floats(known) else Change.SAME
+    return alone if alone in (Change.DAMAGED, Change.UNCLEAR) else change
 
 
 def _was_gone(view: RunView, id: CheckpointId) -> bool:

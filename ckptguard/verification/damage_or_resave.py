@@ -83,6 +83,11 @@ def classify_change(
     return _unless_of_one_save(files, others) or _by_content(files, others, past.facts, counters)
 
 
+def holds_floats(manifest: Manifest) -> bool:
+    """True if a file of it has floats whose change shows who made it."""
+    return any(map(_has_floats, manifest.files))
+
+
 class _Files:
     """The files of a manifest, and what was found under their names."""
 

@@ -142,6 +142,34 @@ def test_no_lie_excuses_another_file(seed: int, tmp_path: Path, monkeypatch: pyt
         assert removed.outcome is not Outcome.BAD or without.outcome is Outcome.BAD, removed.findings
 
 
+@pytest.mark.parametrize("places", [(), (5000,), (9000, 14000), (300, 5000, 9000, 14000)])
+@pytest.mark.parametrize("installed", [False, True])
+def test_new_content_of_its_file_does_not_excuse_damage(
+    places: tuple[int, ...], installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged bit in our file is BAD, whatever its neighbour now holds; and both saved again is a new save."""
+    torch.manual_seed(0)
+    folder = tmp_path / "run" / "step-1"
+    folder.mkdir(parents=True)
+    known, other = folder / "model.safetensors", folder / "model.weird"
+    tensors = tuple(StoredTensor(f"t{n}", "float32", (SIZE // 20,), n * SIZE // 5) for n in range(5))
+    said = {"step-1/model.weird": structure_of(FileContents(tensors), SIZE, "formats/weird 1.5")} if installed else {}
+    monkeypatch.setattr(formats, "structures_by_plugins", lambda *_: dict(said))
+    for first in (True, False):
+        if first or not places:
+            save_file({"w": torch.randn(64, 64), "b": torch.randn(64)}, known)
+        else:
+            data = bytearray(known.read_bytes())
+            for place in places:
+                data[-place] ^= 4
+            with open(known, "r+b") as file:
+                file.write(data)
+        other.write_bytes(torch.randn(SIZE // 4).numpy().tobytes())
+        found = judged(tmp_path / "run", "step-1", QUICK, record=True)
+        assert found.outcome is (Outcome.GOOD if first or (installed and not places) else found.outcome)
+    assert (found.outcome is Outcome.BAD) is bool(places), found.findings
+
+
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_format_that_fails_is_no_verdict(
     how: str, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch

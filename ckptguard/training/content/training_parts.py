@@ -172,10 +172,11 @@ def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
 
 def rates_to_start_from(optimizer: Any, scheduler: Any) -> tuple[object, ...]:
     """Return what only `scale_learning_rate` and the user's own code change: how many groups there are, and the rates
-    that the scheduler starts from, or without a scheduler those of the groups."""
+    that the scheduler starts from. Without a scheduler of torch's kind these are the rates of the groups: another kind
+    may set them to what it likes."""
     groups = getattr(optimizer, "param_groups", None) or ()
-    rates = [g.get("lr") for g in groups] if scheduler is None else getattr(scheduler, "base_lrs", ())
-    return len(groups), *rates
+    known = hasattr(scheduler, "_last_lr")
+    return len(groups), *(getattr(scheduler, "base_lrs", ()) if known else [group.get("lr") for group in groups])
 
 
 def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:

@@ -206,8 +206,19 @@ def _add(optimizer, step):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.3})
 
 
+class Foreign:
+    """A scheduler of another kind than torch's, which says nothing of the rates that it starts from."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("scheduler", [None, Foreign()], ids=["none", "foreign"])
 @pytest.mark.parametrize("change", [_set, _follow, _add])
-def test_a_rate_that_something_else_set_is_not_raised(tmp_path, caplog, change):
+def test_a_rate_that_something_else_set_is_not_raised(tmp_path, caplog, change, scheduler):
     """It is as its owner wants it: once the cut would end, no rate is higher than that."""
     model = Half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
@@ -222,7 +233,7 @@ def test_a_rate_that_something_else_set_is_not_raised(tmp_path, caplog, change):
         return {"loss": 1.0, "grad_norm": float("nan") if number in (7, 9) else 1.0}
 
     policy = ckptguard.RollbackPolicy(lr_back=5)
-    taken(tmp_path / "run", batches(40), 20, tell, model=model, optimizer=optimizer, policy=policy)
+    taken(tmp_path / "run", batches(40), 20, tell, model=model, optimizer=optimizer, scheduler=scheduler, policy=policy)
     assert [group["lr"] for group in optimizer.param_groups] == wanted[-1]
     assert "the learning rate is as something else set it: the cut by x 0.5 ends" in caplog.text
     assert "the learning rate is back" not in caplog.text

@@ -101,8 +101,7 @@ class Reread(msgspec.Struct, frozen=True):
 
 
 class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a scrub, `places` in the order of their checkpoints. `left` counts places that are due but were not
-    read in time.
+    """The result of a scrub, `places` as they were read. `left` counts places that are due but were not read in time.
 
     `next` is what would be read first now, `last` what was read last. `could_not_tell` says what could not be read.
     """
@@ -205,7 +204,7 @@ def scrub(
     after = [*due[read:], *(d for d in plan if d.where not in taken), *read_now]
     newest = max((d for d in plan if d.last is not None), key=lambda d: d.last or 0.0, default=None)
     return Scrubbed(
-        places=tuple(sorted(places, key=lambda one: (one.id.series, one.id.order, one.place))),
+        places=tuple(places),
         left=len(due) - read,
         stopped=read < len(due),
         next=next((d for d in after if d.where not in order.leave_out), None),

@@ -29,6 +29,8 @@ def scrub(run: str, max_duration: float | None, max_age: float | None, rate: flo
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
     an incident, and is reported to your hooks. `ckptguard repair` puts the right bytes back.
     """
+    import msgspec
+
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.reporting.notify import Hooks
     from ckptguard.runs.target import open_named_run
@@ -44,6 +46,8 @@ def scrub(run: str, max_duration: float | None, max_age: float | None, rate: flo
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
         hooks.close(timeout=_HOOK_SECONDS)
+    in_order = sorted(done.places, key=lambda one: (one.id.series, one.id.order, one.place))
+    done = msgspec.structs.replace(done, places=tuple(in_order))
     if shared.as_json:
         emit("scrub", done, target=view.run.url)
     else:

@@ -38,10 +38,11 @@ def call_plugin(
     memory: int,
     seconds: float = CALL_SECONDS,
     stopped: Callable[[], bool] = bool,
+    hide: Callable[[str], str] = str,
 ) -> _Result:
     """Return what a plugin returns for an argument. Its process gets no secrets of ours, this much memory and this much
     time, unless it is `stopped`. Raises PluginError with a sentence if it is refused, fails, is too slow, or returns
-    something else."""
+    something else. `hide` takes secrets out of what the plugin says of its failure."""
     if plugin.refused:
         raise PluginError(f"the plugin {plugin.label} is not used: {plugin.refused}")
     with _answers() as answers:
@@ -60,7 +61,7 @@ def call_plugin(
     try:
         answer = msgspec.msgpack.decode(text, type=PluginAnswer)
         if answer.failure:
-            raise PluginError(f"the plugin {plugin.label} failed: {printable(answer.failure)}")
+            raise PluginError(f"the plugin {plugin.label} failed: {printable(hide(answer.failure))}")
         return msgspec.msgpack.decode(answer.result, type=returns)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         ended = f"its process ended with {process.returncode}" if not text else f"it returned something else: {error}"

@@ -218,8 +218,15 @@ class PluginChannel(Channel):
             why = "plugins are turned off" if self._settings.no_plugins else f"no package has a channel {name}"
             raise NotDeliveredError(plugin.refused if plugin is not None else why)
         try:
-            memory = self._settings.worker_memory
-            call_plugin(plugin, (self._address, event), type(None), memory=memory, seconds=COMMAND_SECONDS)
+            memory, address = self._settings.worker_memory, self._address
+            call_plugin(
+                plugin,
+                (address, event),
+                type(None),
+                memory=memory,
+                seconds=COMMAND_SECONDS,
+                hide=lambda said: _without_address(said, address),  # before it is shortened: not half of a secret
+            )
         except PluginError as error:
             raise NotDeliveredError(_without_address(error.message, self._address), again=True) from error
         return {}

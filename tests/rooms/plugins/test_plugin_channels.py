@@ -50,6 +50,10 @@ class TestToFile(ChannelContract):
             True,
             "cannot reach plugin+pager://***",
         ),
+        *(
+            (f"def deliver(address, event): raise OSError('x' * {left} + address)", True, "xxx")
+            for left in range(160, 200, 3)  # a message is cut here: within the address
+        ),
         ("import time\ndef deliver(address, event): time.sleep(1000)", True, "took longer than 1 seconds"),
         ("import os\ndef deliver(address, event): os._exit(0)", True, "its process ended with 0"),
         ("def deliver(address, event): return 'sent'", True, "returned something else"),

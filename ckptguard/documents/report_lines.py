@@ -133,9 +133,11 @@ class About(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file, else the checkpoint, as the lines of the report name it."""
-        path = self.checked.path
-        return named_path((self.finding.file or path).removeprefix(f"{path}/"), self.report.target)
+        """The file, else the checkpoint, as the lines of the report name it. Of several checkpoints the path says
+        which one's file it is."""
+        path, alone = self.checked.path, len(self.report.checkpoints) == 1
+        file = self.finding.file or path
+        return named_path(file.removeprefix(f"{path}/") if alone else file, self.report.target)
 
     @property
     def place(self) -> tuple[str, str]:

@@ -185,7 +185,8 @@ class GuardedRun:
         known_good = found.known_good
         loaded = Loaded(step=found.training_step or 0, id=known_good.id, path=known_good.path, remark=found.copied)
         announce_resume(self.run, loaded, counted=found.training_step is not None, aside=found.quarantined)
-        self._rollbacks.begins_at(loaded.step)
+        if found.training_step is not None:
+            self._rollbacks.begins_at(loaded.step)
         return loaded
 
     def _roll_back_to_newest(self) -> RolledBack:

@@ -17,6 +17,7 @@ _FOREIGN_WEIGHTS = re.compile(
     r".*\.(?:gguf|ggml|onnx|onnx_data|h5|keras|msgpack|tflite|pb|ot|mlmodel|mlpackage|nemo|engine"
     r"|pdparams|params|joblib|model|mar|llamafile|task)"
 )
+HUB_RECORDS = ".cache/huggingface/download"  # `hf download --local-dir` notes there what the hub stated
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
 

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, plain_folder, single_file
+from ckptguard.layouts.hub_snapshot import HUB_RECORDS
 from ckptguard.layouts.plain_folder import is_loose
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.run import has_records
@@ -30,9 +31,9 @@ class Target(msgspec.Struct, frozen=True):
     """A resolved TARGET.
 
     A single file or checkpoint has a `storage` at its parent folder, and a `checkpoint` with keys relative to it. A
-    run, or a checkpoint inside a run with records, has a `view`. A hub cache, or a repository of it, has kind "run"
-    without `view`. Its snapshots are `snapshots`. `unread` names links that look like repositories. Reported paths are
-    relative to the key `prefix`.
+    run, or a checkpoint inside a run with records, has a `view`. A hub cache, a repository of it, or a folder of
+    downloads has kind "run" without `view`. Its checkpoints are `snapshots`. `unread` names links that look like
+    repositories. Reported paths are relative to the key `prefix`.
     """
 
     url: str
@@ -79,12 +80,16 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if with_records or _holds_saves(name, below, settings.patterns):
         view = open_view(url, settings)
         view.take_listed(below)
+        if not with_records and (found := _downloads(view)):
+            return Target(url=url, kind="run", storage=run_storage, snapshots=found)
         return Target(url=url, kind="run", storage=run_storage, view=view)
     checkpoint = folder_as_checkpoint(name, _inside(name, below))
     if checkpoint is not None:
         return one_checkpoint(url, storage, checkpoint)
     view = open_view(url, settings)
     view.take_listed(below)
+    if found := _downloads(view):
+        return Target(url=url, kind="run", storage=run_storage, snapshots=found)
     return _whole_run(view, url, target)
 
 
@@ -151,6 +156,31 @@ def _whole_run(view: RunView, url: str, target: str) -> Target:
     unread = view.listing.not_understood
     found = next(iter(view.listing.unread_notes), None if unread is None else "; ".join(unread.notes))
     raise NotFoundError(f"there is no checkpoint in {target}", hint=found)
+
+
+def _downloads(view: RunView) -> tuple[Checkpoint, ...]:
+    """Return what is in a local folder if all of it was downloaded from the hub, and nothing was changed since: no
+    training saved it. Else nothing: it may be a run, as one with a step or with records is."""
+    folder, listing = view.run.url, view.listing
+    if "://" in folder or listing.not_understood is not None or listing.unread or has_records(view.run):
+        return ()
+    found: list[Checkpoint] = []
+    for one in view.checkpoints:
+        own = [entry for entry in view.entries if entry.key.startswith(f"{one.path}/")]
+        checkpoint = folder_as_checkpoint(one.path, own) if one.step is None else None
+        if checkpoint is None or not all(_is_as_downloaded(folder, one.path, entry) for entry in checkpoint.entries):
+            return ()
+        found.append(checkpoint)
+    return tuple(found)
+
+
+def _is_as_downloaded(folder: str, path: str, entry: Entry) -> bool:
+    """True if the hub's client noted a file after it was last written."""
+    noted = os.path.join(folder, path, HUB_RECORDS, f"{entry.key.removeprefix(f'{path}/')}.metadata")
+    try:
+        return entry.mtime_ns is not None and os.stat(noted).st_mtime_ns >= entry.mtime_ns
+    except OSError:
+        return False
 
 
 def _in_hub(url: str, place: HubPlace) -> Target:

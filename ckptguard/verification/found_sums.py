@@ -21,7 +21,7 @@ from ckptguard.errors import (
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.table import is_sum_list, summed_file
 from ckptguard.layouts import Checkpoint
-from ckptguard.layouts.hub_snapshot import stated_by_name
+from ckptguard.layouts.hub_snapshot import HUB_RECORDS, stated_by_name
 from ckptguard.storage import Entry, Storage
 from ckptguard.values.ids import escape, is_safe_path
 from ckptguard.values.verdict import Finding, Severity
@@ -37,7 +37,6 @@ from ckptguard.verification.checksum_files import (
 
 _MOST_LISTS = 10_000
 _MOST_REMARKS = 1000
-_HUB_RECORDS = ".cache/huggingface/download"  # `hf download --local-dir` notes there what the hub stated
 _LONGEST_RECORD = 4096
 _HUB = "the hub's record of the download"
 
@@ -159,7 +158,7 @@ def _remarks(odd: Sequence[str], name: str, entry: Entry, *, says_nothing: bool)
 def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]:
     """What the hub stated of the files that were downloaded into this folder."""
     root = checkpoint.path.rpartition("/")[0] if checkpoint.path in checkpoint.files else checkpoint.path
-    folder = f"{root}/{_HUB_RECORDS}".removeprefix("./").removeprefix("/")
+    folder = f"{root}/{HUB_RECORDS}".removeprefix("./").removeprefix("/")
     for entry in checkpoint.entries if storage.root is not None else ():
         inside = entry.key.removeprefix(f"{root}/")
         try:

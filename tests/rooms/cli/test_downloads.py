@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+import time
 
 import pytest
 from support.faults import flip
 from support.runs import write_sharded
+from support.tiny_files import safetensors_head
+
+from ckptguard.layouts.hub_snapshot import HUB_RECORDS
+from ckptguard.records.run import create_record, open_run
 
 FIRST, SECOND, THIRD = (f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
 INDEX = "model.safetensors.index.json"
@@ -153,3 +159,61 @@ def test_a_checkpoint_of_a_run_is_held_against_a_list_too(document, invoke, thre
     sums.write_text(sums.read_text().replace(sums.read_text().split()[2], "0" * 32))
     code, found = document("verify", three, "--step", 200, "--check-sums", sums)
     assert (code, errors(found)) == (3, {("digests", "net-200.pt")})
+
+
+def _downloaded(folder):
+    """A model with what `hf download --local-dir` notes beside each of its files."""
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(safetensors_head({"w": [25]}) + bytes(range(1, 101)))
+    (folder / "config.json").write_text("{}")
+    noted = folder / HUB_RECORDS
+    noted.mkdir(parents=True)
+    then = time.time() - 1000
+    for name in ("model.safetensors", "config.json"):
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        (noted / f"{name}.metadata").write_text(f"{'0' * 40}\n{digest}\n{then}\n")
+        for path in (folder / name, noted / f"{name}.metadata"):
+            os.utime(path, (then, then))
+
+
+def _tree(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_of_downloads_is_no_run(document, tmp_path):
+    """Each of them is verified, and nothing is written; a damaged one is to be downloaded again."""
+    for name in ("bert", "gpt2", "sub/llama"):
+        _downloaded(tmp_path / "models" / name)
+    before = _tree(tmp_path)
+    code, found = document("verify", tmp_path / "models")
+    assert (code, found["outcome"], found["what_now"]) == (0, "good", [])
+    assert {c["path"] for c in found["checkpoints"]} == {"bert", "gpt2", "sub/llama"}
+    assert _tree(tmp_path) == before
+    weights = tmp_path / "models" / "gpt2" / "model.safetensors"
+    was = os.stat(weights)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    os.utime(weights, ns=(was.st_atime_ns, was.st_mtime_ns))
+    before = _tree(tmp_path)
+    code, found = document("verify", tmp_path / "models")
+    assert (code, found["outcome"]) == (3, "bad")
+    assert found["what_now"][0].startswith("download gpt2/model.safetensors again")
+    assert _tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", ["a step", "its own save", "saved over", "records", "a loose file"])
+def test_a_training_stays_a_run(document, tmp_path, what):
+    """Whatever it was begun with: one save of its own is enough, and so are its records."""
+    run = tmp_path / "run"
+    _downloaded(run / ("checkpoint-100" if what == "a step" else "best"))
+    _downloaded(run / "last")
+    if what == "its own save":
+        (run / "mine").mkdir()
+        (run / "mine" / "model.safetensors").write_bytes((run / "best" / "model.safetensors").read_bytes())
+    elif what == "saved over":
+        os.utime(run / "best" / "model.safetensors", (time.time() - 500,) * 2)
+    elif what == "a loose file":
+        (run / "last.safetensors").write_bytes((run / "best" / "model.safetensors").read_bytes())
+    elif what == "records":
+        create_record(open_run(str(run)), "pins/mine", b"{}")
+    document("verify", run)
+    assert (run / "_ckptguard" / "ledger").is_dir()

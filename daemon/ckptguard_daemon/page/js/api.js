@@ -44,8 +44,8 @@ async function failureOf(response) {
 
 /** The answer to a question that `first.js` has sent, once, while the first page comes up. */
 function askedEarly(path) {
-  const answer = performance.now() < FIRST ? globalThis.early.get(path) : undefined;
-  globalThis.early.delete(path);
+  const answer = performance.now() < FIRST ? globalThis.early?.get(path) : undefined;
+  globalThis.early?.delete(path);
   return answer;
 }
 
@@ -69,7 +69,7 @@ async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   noteClock(response);
   if (!response.ok) {
     const failure = await failureOf(response);
-    if (failure.status === 401) globalThis.early.clear(); // they were asked for without a session, too
+    if (failure.status === 401) globalThis.early?.clear(); // they were asked for without a session, too
     if (failure.status === 401) dispatchEvent(new Event("ckptguard:signed-out"));
     throw failure;
   }

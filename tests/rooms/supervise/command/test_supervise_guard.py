@@ -27,7 +27,10 @@ def test_what_a_guard_mends_is_mended_once(train, run):
     assert (incident.source, incident.state, incident.known_good) == ("guard", "closed", "4.1")
     assert find_known_good(open_run(str(run))).step == 8
     said = [line for line in done.stderr.splitlines() if line.startswith("ckptguard: ")]
-    assert [line.endswith("training starts from scratch") for line in said] == [True]  # the guard's own, at its start
+    # All of it is the guard's own: its start, what it saw, and where it went.
+    starts_with = ("there is no good checkpoint in ", "step 5: ", "went back from step 5 to step 4, ")
+    assert len(said) == len(starts_with)
+    assert all(line.startswith(f"ckptguard: {words}") for line, words in zip(said, starts_with, strict=True))
 
 
 def test_where_a_guard_gives_up_the_command_is_not_started_again(train, run):

@@ -12,7 +12,6 @@ from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import cell, facts, print_findings, size, table
 from ckptguard.terminal.output import bytes_below, emit, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
-from ckptguard.values.ids import in_number_order
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
@@ -99,6 +98,7 @@ def print_tree(shown: Shown) -> None:
     """Every tensor under its role and the parts of its name; groups say how many tensors and bytes they hold."""
     from ckptguard.formats.dtypes import FP16_LIMIT
     from ckptguard.inspect.show import stored_bytes
+    from ckptguard.values.ids import in_number_order
 
     manifest = shown.manifest
     by_role: dict[str, list[TensorLine]] = {}

@@ -24,6 +24,7 @@ from ckptguard.values.temporary_names import RECORD
 QUIET = 0.05  # seconds without a change by others after which records are written
 _LONGEST = 0.5  # seconds to wait for that: two processes may write the records of one run
 _MOST = 20_000
+_CHANGED = 256  # folders that are remembered before those are forgotten that have been quiet for long enough
 _FORMAT = "format.json"
 _ALONE = 10.0  # seconds after which the rest of the records stays
 _TRIES = 3
@@ -169,7 +170,12 @@ def writing_below(root: str, folders: Sequence[int]) -> Iterator[None]:
 def ours(folder: int) -> None:
     """Remember that this process has just changed an open folder."""
     with contextlib.suppress(OSError):
-        _remember(_changed, *_state_of(os.fstat(folder)))
+        identity, state = _state_of(os.fstat(folder))
+        with _lock:
+            if len(_changed) >= _CHANGED:
+                for old in [one for one, (at, *_) in _changed.items() if time.time() - at / 1e9 > QUIET]:
+                    del _changed[old]
+            _changed[identity] = state
 
 
 def is_being_removed(folder: int) -> bool:

@@ -1,11 +1,13 @@
-"""What each tool notices, keeps and costs: `python -m benchmarks.peers [--trials 20] [--tools NAME ...] [--gib 0.5]`.
+"""What each tool notices, keeps and costs, beside ckptguard.
+
+    python -m benchmarks.peers [--trials 20] [--tools NAME ...] [--gib 0.25] [--rounds 3]
 
 Each trial makes two healthy saves of a small training, or one healthy and one faulty, harms the newer one, and asks the
 tool whether it is right. Printed: of how many trials the tool noticed something, of those in which the fault could be
 made at all (`-`: never, as two files cannot be swapped where there is one), and `ran` if it ran the hostile pickle.
 Then: whether it tells to which save to go back after NaN, and brings back a save that the trainer deleted. At last what
-saving and checking costs, as a ratio to the first tool, medians of `--rounds`. With 0 trials or rounds that part is
-left out.
+saving and checking costs, as a ratio to the first tool, medians of `--rounds` after one that warms up. With 0 trials or
+rounds that part is left out.
 What is not installed is left out: restic comes by apt, the rest by `pip install orbax-checkpoint jax model-signing
 pyopenssl`.
 """

@@ -147,6 +147,8 @@ def test_a_run_is_shown_as_it_is_after_every_change(
     agrees("changed bytes")
     ckptguard("reseal", run / "net-2.safetensors")
     agrees("a reseal")
+    until(lambda: all(row[-1] == "no" for row in truth(run)[0]), "the end of the pin", 60)
+    agrees("the end of a pin")
     ckptguard("prune", run, "--keep-last", "1")
     agrees("a prune")
     for step in (1, 2, 3):

@@ -1,6 +1,7 @@
 """Workers of an engine that see another storage: as `--preload` of a Dask worker, or one process of `pool`.
 
-What lies below ``BLIND_FROM`` is for them what lies below ``BLIND_TO``, which need not exist.
+What lies below ``BLIND_FROM`` is for them what lies below ``BLIND_TO``, which need not exist. Once one was asked to look
+there, the file ``BLIND_ASKED`` exists, if that is set.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _open = LocalStorage.__init__
 
 
 def _open_other(self: LocalStorage, root: Any) -> None:
+    asked = os.environ.get("BLIND_ASKED")
+    if asked:
+        Path(asked).touch()
     _open(self, str(root).replace(os.environ["BLIND_FROM"], os.environ["BLIND_TO"]))
 
 

@@ -205,6 +205,18 @@ def _of_damage(about: About) -> Iterator[str]:
         yield from _clear(about)
 
 
+def _of_completeness(about: About) -> Iterator[str]:
+    """Files are missing, or the record that all are there."""
+    from ckptguard.values.verdict import SEAL_OF_WRITER
+
+    if about.finding.expected != SEAL_OF_WRITER or about.report.known_good is not None:
+        yield from _of_damage(about)
+    if about.finding.expected == SEAL_OF_WRITER:
+        newest = [c for c in about.report.checkpoints if any(f.expected == SEAL_OF_WRITER for f in c.findings)][-1]
+        place = About(about.report, newest, about.finding, about.errors).url
+        yield f"if {escape(newest.path)} is whole, and only its records are lost: {command('reseal', place)}"
+
+
 def _of_sickness(about: About) -> Iterator[str]:
     """The values are not those of a healthy training."""
     if about.weight in ("error", "sickness"):
@@ -370,7 +382,7 @@ def command(verb: str, *places: str) -> str:
 # By the check that found something.
 ANSWERS: dict[str, Answer] = {
     "structure": _of_damage,
-    "completeness": _of_damage,
+    "completeness": _of_completeness,
     "same-save": _of_damage,
     "zeros": _of_damage,
     "kept": _of_damage,

@@ -16,6 +16,7 @@ from ckptguard.values.record_text import decode_checked
 MAX_FINDINGS_PER_CHECK = 50
 MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
 _CLEARED = "cleared: "
+SEAL_OF_WRITER = "a manifest of its writer"  # what `completeness` expects of a guard's save and did not find
 UNDERSTOOD = "understood"  # the check of whether anybody can read a file
 PLUGIN = "plugin"  # the check of whether each plugin that should judge it did; its own findings are of "plugin:NAME"
 

@@ -49,6 +49,7 @@ from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import (
     PLUGIN,
+    SEAL_OF_WRITER,
     UNDERSTOOD,
     Facts,
     Finding,
@@ -365,9 +366,9 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
 def _findings(view: RunView, evidence: Evidence, how: Verification, content: ReadContent) -> list[Finding]:
     """Return what the checks find, and what earlier verdicts on the same content add."""
     history, findings = view.history, run_checks(evidence, alone=how.alone)
-    if content.sealed is None and LAYOUTS[evidence.checkpoint.layout].sealed_by_writer:
-        message = "its writer never sealed it, so the save did not finish"
-        findings.append(Finding("completeness", Severity.ERROR, message))
+    if content.sealed is None and LAYOUTS[evidence.checkpoint.layout].sealed_by_writer and not how.resealed:
+        message = "no record says that its writer finished it"
+        findings.append(Finding("completeness", Severity.ERROR, message, expected=SEAL_OF_WRITER))
     if content.change is Change.UNCLEAR:
         findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
     if view.settings.checks and not view.settings.no_plugins and not how.alone:
@@ -386,8 +387,8 @@ def _recorded(
     history, sealed, id = view.history, content.sealed, content.id
     entries, before = evidence.checkpoint.entries, history.verdict(id)
     damaged = sealed is not None and content.change is not Change.SAME
-    by_writer = LAYOUTS[evidence.checkpoint.layout].sealed_by_writer
-    if sealed is None and outcome is not Outcome.INCOMPLETE and not by_writer:
+    unfinished = outcome is Outcome.INCOMPLETE or any(f.expected == SEAL_OF_WRITER for f in findings)
+    if sealed is None and not unfinished:
         sealed = seal_observed(view.run, evidence, id)
         history.note_manifest(sealed)
     plugins = {f.structure.plugin for f in evidence.scan.files if f.structure.plugin}

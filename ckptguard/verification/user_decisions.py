@@ -38,12 +38,12 @@ def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
 def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
     """Treat the files at a path, id or step as a new generation, and verify them as if seen for the first time.
 
-    Use it if they were saved again, but ckptguard called them damaged in doubt. Their digests are accepted as they are;
-    everything else is still checked. Raises SettingsError for our own layout, which only its writer's manifest
-    completes.
+    Use it if they were saved again, but ckptguard called them damaged in doubt, or if the records of a guard's save are
+    lost. Their digests are accepted as they are; everything else is still checked. Raises SettingsError for a guard's
+    save whose manifest is there.
     """
     checkpoint = select_checkpoint(view.run, view.checkpoints, word)
-    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+    if LAYOUTS[checkpoint.layout].sealed_by_writer and view.current(checkpoint) is not None:
         raise SettingsError(
             f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
             hint="ckptguard verify says what is wrong; ckptguard repair restores damaged files",

@@ -51,6 +51,8 @@ def reseal(ckpt: str, shared: Shared) -> None:
     """Mark CKPT as a new save, although its new bytes look like damage. It is verified as a new save.
 
     Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
+
+    It also takes a save of `TrainingGuard` whose records are lost, because only these say that it was finished.
     """
     from ckptguard.verification.user_decisions import reseal
 

@@ -44,7 +44,7 @@ from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number, step_text
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.own_log import log as _log
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import SEAL_OF_WRITER, Outcome, Severity
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import manifest_without_seal
 
@@ -110,7 +110,7 @@ def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
     place = shlex.quote(view.run.url)
     return NoKnownGoodError(
         f"{view.run.url} holds checkpoints, but none of them is good{why}",
-        hint=f"run ckptguard verify {place}; to start from scratch, move them away or use another run",
+        hint=f"ckptguard verify {place} says what to do; to start from scratch, move them away or use another run",
     )
 
 
@@ -165,11 +165,21 @@ def load_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> 
 
 
 def _holds_finished(view: RunView, series: str) -> bool:
-    """True if there are finished checkpoints after the beginning."""
+    """True if there are finished checkpoints after the beginning. Where no save of the series is on record, one that is
+    whole may have lost its records: training must not begin again over it."""
     view.forget()
-    ids = (view.current_if_readable(c) for c in view.checkpoints if c.series == series and c.step)
-    verdicts = (view.history.verdict(id) for id in ids if id is not None)
-    return any(verdict is not None and verdict.outcome is not Outcome.INCOMPLETE for verdict in verdicts)
+    lost = not view.history.sealed(series)
+    for checkpoint in (
+        checkpoint for checkpoint in view.checkpoints if checkpoint.series == series and checkpoint.step
+    ):
+        id = view.current_if_readable(checkpoint)
+        verdict = view.history.verdict(id or view.new_id(checkpoint))
+        if verdict is None:
+            continue
+        errors = {finding.expected for finding in verdict.findings if finding.severity is Severity.ERROR}
+        if (id is not None and verdict.outcome is not Outcome.INCOMPLETE) or (lost and errors == {SEAL_OF_WRITER}):
+            return True
+    return False
 
 
 def _use(view: RunView, store: LoadingStore, candidate: Candidate, in_use: InUse) -> Loaded | str:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from support.views import look
 
 import ckptguard
 from ckptguard.decisions import room
-from ckptguard.errors import SettingsError, StorageFullError
+from ckptguard.documents.report_lines import what_now
+from ckptguard.errors import NoKnownGoodError, SettingsError, StorageFullError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept
 from ckptguard.records.run import open_run
@@ -24,6 +26,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import Selection, verify_target
+from ckptguard.verification.user_decisions import reseal
 
 
 @pytest.mark.parametrize("after", [0, 100, 30_000])
@@ -130,6 +133,46 @@ def test_a_save_that_was_not_sealed_is_never_good(tmp_path, monkeypatch):
     assert guard.resume() == 1
     guard.save(step=2)
     assert guard.resume() == 2
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_training_does_not_begin_again_over_saves_whose_records_are_lost(tmp_path, verified):
+    """Without its records a guard's save is never good by itself, and never overwritten: the user says that it is."""
+    run, saved = tmp_path / "run", torch.nn.Linear(4, 4)
+    with guard_of(run, saved) as guard:
+        for step in (1, 2):
+            guard.save(step=step)
+    shutil.rmtree(run / "_ckptguard")
+    if verified:
+        report = verify_target(str(run), QUICK)
+        assert {one.outcome for one in report.checkpoints} == {Outcome.INCOMPLETE}
+        assert what_now(report) == [
+            f"if step-000000002 is whole, and only its records are lost: ckptguard reseal {run}/step-000000002"
+        ]
+    before = {path: path.read_bytes() for path in run.glob("step-*/*")}
+    with guard_of(run) as guard, pytest.raises(NoKnownGoodError, match="none of them is good"):
+        list(guard.steps("abc", total=3, save_every=1))
+    assert {path: path.read_bytes() for path in run.glob("step-*/*")} == before
+    assert reseal(look(open_run(str(run))), "step-000000002").outcome is Outcome.GOOD
+    model = torch.nn.Linear(4, 4)
+    with guard_of(run, model) as guard:
+        assert guard.resume() == 2
+    assert torch.equal(model.weight, saved.weight)
+
+
+def test_resealing_lost_records_still_reads_what_was_saved(tmp_path):
+    """Only the missing manifest is forgiven: NaN is bad, and a missing file is incomplete."""
+    run = tmp_path / "run"
+    with guard_of(run) as guard:
+        for step in (1, 2):
+            guard.save(step=step)
+    shutil.rmtree(run / "_ckptguard")
+    save_file({"weight": torch.full((4, 4), torch.nan)}, run / "step-000000001" / "model.safetensors")
+    (run / "step-000000002" / "state.json").unlink()
+    verify_target(str(run), QUICK)
+    view = look(open_run(str(run)))
+    assert reseal(view, "step-000000001").outcome is Outcome.BAD
+    assert reseal(view, "step-000000002").outcome is Outcome.INCOMPLETE
 
 
 def test_a_loop_that_is_left_can_be_saved_and_resumed(tmp_path):

@@ -25,7 +25,7 @@ class BytePass:
     Bytes outside spans go to `envelope`, if there is one. Afterwards:
     - `digests` has the BLAKE3 of each region of the part.
     - `wrong_crcs` has the CRC-32 found in regions that state another one, `wrong_sums` that of ranges.
-    - `tallies` has the results of the plan's segments, by number.
+    - `tallies` has the results of the plan's segments, by number: the numbers of those that were looked at with others.
     - `pieces` has those of the regions whose element size is in `elements`.
     - `heads` has the first bytes of regions that hold bytes.
     """
@@ -38,7 +38,7 @@ class BytePass:
         self.digests: list[str] = []
         self.wrong_crcs: list[tuple[int, int]] = []
         self.wrong_sums: list[tuple[int, int]] = []
-        self.tallies: dict[int, Tally] = {}
+        self.tallies: dict[int, Tally | Numbers] = {}
         self.heads: dict[int, bytes] = {}
         self._plan = plan
         self._envelope = envelope
@@ -50,7 +50,7 @@ class BytePass:
         self._cursors: dict[int, int] = {}  # the next segment of each group in the current region
         self._position = part.begin
         self._region = part.first_region
-        self._scales: dict[int, ScaleReader] = {}
+        self._open: dict[int, Tally | ScaleReader] = {}
         self._make = Tallies(plan.float_bytes)
 
     def ends(self, block_size: int) -> Iterator[int]:
@@ -92,6 +92,8 @@ class BytePass:
                 self._envelope.update(piece)
             here = end
         self._position = stop
+        if self._make.waiting and stop == self.part.end:
+            self.tallies.update(self._make.settle())
 
     def _sum_ranges(self, block: memoryview, start: int) -> None:
         """Add a block to the checksums of the ranges that it touches. Only a pass over a whole file has all of them."""
@@ -128,23 +130,26 @@ class BytePass:
             if segment.begin >= stop:
                 break
             number = segments[cursor]
-            tally = self._scales.get(number) or self.tallies.get(number) or self._new_tally(number)
-            tally.add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
-            if segment.end > stop:
-                break
-            self.tallies[number].close()
+            own = piece[max(segment.begin - start, 0) : min(segment.end, stop) - start]
+            if segment.whole and len(own) == segment.end - segment.begin and self._make.are_small(len(own)):
+                if self._make.add_small(number, segment.dtype, segment.byte_order, memoryview(bytes(own))):
+                    self.tallies.update(self._make.settle())
+            else:
+                tally = self._open.get(number) or self._new_tally(number)
+                tally.add(own)
+                if segment.end > stop:
+                    break
+                self._open.pop(number).close()
             cursor += 1
         self._cursors[group] = cursor
 
     def _new_tally(self, number: int) -> Tally | ScaleReader:
         segment = self._plan.segments[number]
         blocks = BLOCKS.get(segment.dtype)
-        dtype, size = segment.dtype if blocks is None else blocks.scale, segment.end - segment.begin
-        tally = self.tallies[number] = self._make.tally(dtype, segment.byte_order, size)
-        if blocks is None:
-            return tally
-        self._scales[number] = ScaleReader(blocks, tally)
-        return self._scales[number]
+        tally = self._make.tally(segment.dtype if blocks is None else blocks.scale, segment.byte_order)
+        self.tallies[number] = tally
+        self._open[number] = tally if blocks is None else ScaleReader(blocks, tally)
+        return self._open[number]
 
     def _close(self, region: Region) -> None:
         if region.crc32 is not None and self._crc != region.crc32:
@@ -177,7 +182,7 @@ def problems_of(plan: Plan, structure: Structure, passes: Sequence[BytePass]) ->
     return tuple(problems)
 
 
-def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, ...]:
+def numbers_of(plan: Plan, tallies: Mapping[int, Tally | Numbers]) -> tuple[Numbers | None, ...]:
     """Return the numbers of each tensor. Tensors of the same elements share one value."""
     merged: dict[tuple[int, ...], Numbers | None] = {}
     result: list[Numbers | None] = []
@@ -187,6 +192,8 @@ def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, .
             continue
         if pieces not in merged:
             found = [tallies[p] for p in pieces if p in tallies]
-            merged[pieces] = merge(found) if found else None
+            alone = next((one for one in found if isinstance(one, Numbers)), None)
+            tallied = [one for one in found if not isinstance(one, Numbers)]
+            merged[pieces] = merge(tallied) if tallied else alone
         result.append(merged[pieces])
     return tuple(result)

@@ -54,14 +54,19 @@ class Decoder:
         """Return the elements of a float or integer type as float64; a complex one's components follow each other."""
         return self.values_of(np.frombuffer(raw, self.bits))
 
-    def values_of(self, bits: Bits) -> Values:
-        """Return the same for elements that were read as the unsigned integers `bits`."""
+    def values_of(self, bits: Bits, out: Values | None = None) -> Values:
+        """Return the same for elements that were read as the unsigned integers `bits`, in `out` if that is given."""
+        out = np.empty(bits.shape) if out is None else out
         with np.errstate(all="ignore"):  # a signalling NaN is only another NaN
-            if self._plain is not None:
-                return bits.view(self._plain).astype(np.float64)
             if self._table is not None:
-                return self._table[bits]
-            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)  # bfloat16
+                self._table.take(bits, out=out, mode="clip")  # every byte is in the table
+            elif self._plain is not None:
+                out[...] = bits.view(self._plain)
+            else:  # bfloat16
+                wide = bits.astype(np.uint32)
+                wide <<= np.uint32(16)
+                out[...] = wide.view(np.float32)
+        return out
 
 
 def _table(layout: FloatLayout) -> Values:

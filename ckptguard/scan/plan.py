@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ckptguard.formats.dtypes import WITH_FLOATS, element_size
+from ckptguard.formats.dtypes import BLOCKS, WITH_FLOATS, element_size
 from ckptguard.formats.structure import BYTES, Problem, RangeSum, SpanPlace, Structure, holds_bytes
 
 MAX_PIECES = 4_000_000
@@ -15,12 +15,16 @@ _LARGEST_GAP = 64 << 10  # a smaller gap between two spans is not worth its own 
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `begin`..`end` of a file: floats, or blocks with scales, of one type that belong to the same tensors."""
+    """Bytes `begin`..`end` of a file: floats, or blocks with scales, of one type that belong to the same tensors.
+
+    `whole`: these are floats, and the tensors have no others.
+    """
 
     begin: int
     end: int
     dtype: str
     byte_order: str
+    whole: bool
 
 
 class Region(msgspec.Struct, frozen=True, gc=False):
@@ -109,19 +113,19 @@ class _Cuts:
         ranges = [(self._places[i].start, self._places[i].stop) for i in tensors]
         size = element_size(dtype)
 
-        def add(start: int, stop: int) -> int:
+        def add(start: int, stop: int, whole: bool) -> int:
             begin = span.offset + start * size
             end = min(span.offset + stop * size, span.offset + span.length)
-            self.segments.append(Segment(begin, end, dtype, order))
+            self.segments.append(Segment(begin, end, dtype, order, whole and dtype not in BLOCKS))
             return len(self.segments) - 1
 
         if len(ranges) == 1:  # nearly always
-            self.pieces[tensors[0]] = (add(*ranges[0]),)
+            self.pieces[tensors[0]] = (add(*ranges[0], True),)
             self.room -= 1
             return (first,)
         distinct = sorted(set(ranges))
         if all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
-            numbered = {place: (add(*place),) for place in distinct}
+            numbered = {place: (add(*place, True),) for place in distinct}
             for tensor, place in zip(tensors, ranges, strict=True):
                 self.pieces[tensor] = numbered[place]
             self.room -= len(tensors)
@@ -134,7 +138,7 @@ class _Cuts:
         tensors: list[int],
         ranges: Sequence[tuple[int, int]],
         distinct: Sequence[tuple[int, int]],
-        add: Callable[[int, int], int],
+        add: Callable[[int, int, bool], int],
     ) -> None:
         """Cut at every boundary, drop what no tensor covers, and give each tensor its segments."""
         edges = sorted({edge for place in distinct for edge in place})
@@ -151,7 +155,7 @@ class _Cuts:
         self.room -= sum(at[stop] - at[start] for start, stop in ranges)
         if self.room < 0:
             return
-        numbers = [add(*place) for place in kept]
+        numbers = [add(*place, False) for place in kept]
         shared = {(start, stop): tuple(numbers[at[start] : at[stop]]) for start, stop in distinct}
         for tensor, place in zip(tensors, ranges, strict=True):
             self.pieces[tensor] = shared[place]

@@ -37,7 +37,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def recorded(self) -> tuple[float | None, float | None, float | None]:
         """What a manifest says of them: `largest`, `rms` and `zeros`, with six digits."""
-        largest, rms, zeros = (None if n is None else float(f"{n:.6g}") for n in (self.largest, self.rms, self.zeros))
+        largest, rms, zeros = [n and float(f"{n:.6g}") for n in (self.largest, self.rms, self.zeros)]
         return largest, rms, zeros
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptguard.scan.arrays import np
@@ -17,37 +16,66 @@ _STRETCH = 4 << 10
 _HEAD = 16 * _STRETCH
 _STEP = 31 * _STRETCH
 _TOGETHER = 64 * _STRETCH  # bytes that are summed at once
+_VALUES = 16 << 10  # elements that are decoded at once: a processor's cache holds them
 
 
 class Stretches:
     """Sums the stretches of many segments of one type together: for each alone, numpy takes longer to begin."""
 
-    __slots__ = ("_room", "_waiting", "decoder")
+    __slots__ = ("_room", "_values", "_waiting", "decoder")
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self._values = np.empty(_VALUES)  # the same memory each time: what is new costs as much as the sum
         self._waiting: dict[int, list[tuple[SquareSum, Bits]]] = {}  # by the width of their rows
         self._room = _TOGETHER
 
     def add(self, segment: SquareSum, rows: Bits) -> None:
         """Take the next stretches of a segment. One that is not full is its last."""
-        self._waiting.setdefault(rows.shape[1], []).append((segment, rows))
+        if rows.nbytes > _TOGETHER:
+            self.sum_up()
+            segment.take(rows, self.squares(rows))
+            return
+        self._waiting.setdefault(rows.shape[1], []).append((segment, rows.copy()))  # the block may be overwritten
         self._room -= rows.nbytes
         if self._room < 0:
             self.sum_up()
 
     def sum_up(self) -> None:
         """Give each segment the sums of what it added."""
-        with np.errstate(all="ignore"):
-            for width in sorted(self._waiting, reverse=True):  # so the last stretch of a segment comes last
-                waiting = self._waiting.pop(width)
-                values = self.decoder.values_of(np.concatenate([own for _, own in waiting], dtype=self.decoder.bits))
-                totals = np.matmul(values[:, None, :], values[:, :, None]).ravel().tolist()  # faster than einsum
-                at = 0
-                for segment, own in waiting:
-                    segment.take(own, values[at : at + len(own)], totals[at : at + len(own)])
-                    at += len(own)
+        for width in sorted(self._waiting, reverse=True):  # so the last stretch of a segment comes last
+            waiting = self._waiting.pop(width)
+            totals = self.squares(np.concatenate([own for _, own in waiting], dtype=self.decoder.bits))
+            at = 0
+            for segment, own in waiting:
+                segment.take(own, totals[at : at + len(own)])
+                at += len(own)
         self._room = _TOGETHER
+
+    def squares(self, rows: Bits) -> Values:
+        """Return the sum of squares of each row."""
+        totals, width = np.empty(len(rows)), rows.shape[1]
+        step = _VALUES // width
+        with np.errstate(all="ignore"):
+            for begin in range(0, len(rows), step):
+                some = rows[begin : begin + step]
+                values = self.decoder.values_of(some, self._values[: some.size].reshape(some.shape))
+                # Faster than einsum.
+                totals[begin : begin + step] = np.matmul(values[:, None, :], values[:, :, None]).ravel()
+        return totals
+
+    def squares_of_small(self, rows: Bits) -> Values:
+        """Return the sum of squares of each row, which is a segment of at most 64 KiB, as a SquareSum adds it up."""
+        stretch = _STRETCH // rows.itemsize
+        whole = rows.shape[1] // stretch
+        totals = np.zeros(len(rows))
+        with np.errstate(all="ignore"):
+            if whole:
+                for sums in self.squares(rows[:, : whole * stretch].reshape(-1, stretch)).reshape(-1, whole).T:
+                    totals += sums
+            if whole * stretch < rows.shape[1]:
+                totals += self.squares(rows[:, whole * stretch :])
+        return totals
 
 
 class SquareSum:
@@ -87,7 +115,7 @@ class SquareSum:
         if whole > 0:
             strides = (step * self._size, self._size)
             rows = np.ndarray((whole, stretch), bits.dtype, bits, first * self._size, strides)
-            self._stretches.add(self, rows.copy())  # the block may be overwritten
+            self._stretches.add(self, rows)
             first += whole * step
         if first < len(bits):
             self._begun.append(bits[first : first + stretch].copy())
@@ -97,15 +125,15 @@ class SquareSum:
         self._begun.clear()
         self._stretches.add(self, row.reshape(1, -1))
 
-    def take(self, rows: Bits, values: Values, totals: Sequence[float]) -> None:
+    def take(self, rows: Bits, totals: Values) -> None:
         """Take the sums of squares of the next stretches."""
         self._zeros += rows.size - int(np.count_nonzero(rows))  # integers are counted many times as fast as floats
-        for number, total in enumerate(totals):
+        for number, total in enumerate(totals.tolist()):
             if total < LARGE:
                 self._total += total
                 self._count += rows.shape[1]
             else:
-                self._add_with_care(values[number])
+                self._add_with_care(self._stretches.decoder.values_of(rows[number]))
 
     def _add_with_care(self, row: Values) -> None:
         """Take a stretch with elements that are not finite, or whose squares are huge."""

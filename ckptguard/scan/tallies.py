@@ -57,7 +57,7 @@ class Tally:
         self.add(block)
 
     def sample(self, data: memoryview) -> None:
-        """Take floats that were looked at into the sample. Many at once are cheaper."""
+        """Take floats that were looked at into the sample. All at once is the cheapest."""
 
     def close(self) -> object:
         """Note that the last block was added. Only then all but the sample is known."""
@@ -86,6 +86,10 @@ class ScaleReader:
             found[number :: len(places)] = data[place:whole:size]
         if found:
             self._scales.add(memoryview(found))
+
+    def close(self) -> None:
+        """Note that the last byte was added."""
+        self._scales.close()
 
 
 class FewTally(Tally):

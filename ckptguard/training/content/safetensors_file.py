@@ -41,7 +41,7 @@ from ckptguard.values.manifest import File, Span, Tensor
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _WRITTEN = 4 * 1024**2  # bytes per write
-_SAMPLED = 4 * 1024**2  # bytes whose sample is taken at once
+_SAMPLED = 64 * 1024**2  # bytes whose sample is taken at once
 _BLOCKS = 3  # one is filled, one is written, one waits
 _NOT_ALIASES = ("format", "unread")
 
@@ -107,17 +107,31 @@ def write_tensors(
     dtypes = {name: str(tensors[name].dtype).removeprefix("torch.") for name in plan.names}
     tallies = Tallies(sum(byte_size(tensors[name]) for name, dtype in dtypes.items() if dtype in WITH_FLOATS))
     spans: list[Span] = []
-    written: list[tuple[Tensor, Tally | None]] = []
+    written: list[tuple[str, str, tuple[int, ...], int | None, str]] = []
+    numbers: dict[int, Numbers] = {}
+    large: dict[int, Tally] = {}
+    small: dict[int, Any] = {}  # tensors that are looked at together
     position = len(plan.header)
     stream.write(memoryview(plan.header))
-    for name in plan.names:
+
+    def check(place: int, first_bad: int | None, memory: Any) -> None:
+        if first_bad is not None and sick(plan.names[place], memory):
+            raise SickTrainingError(f"not saved: {plan.names[place]} holds NaN or infinity", known_good=None)
+
+    def settle() -> None:
+        numbers.update(found := tallies.settle())
+        for place, one in found.items():
+            check(place, one.first_bad, small[place])
+        small.clear()
+
+    for place, name in enumerate(plan.names):
         memory = in_memory(tensors[name])
         view = view_of(memory)
         number, tally = None, None
         if len(view):
             hasher = blake3()
-            if dtypes[name] in WITH_FLOATS:
-                tally = tallies.tally(dtypes[name], "little", len(view))
+            if dtypes[name] in WITH_FLOATS and not tallies.are_small(len(view)):
+                tally = large[place] = tallies.tally(dtypes[name], "little")
             for start in range(0, len(view), BLOCK):
                 check_stop()
                 block = view[start : start + BLOCK]
@@ -129,25 +143,29 @@ def write_tensors(
                 for start in range(0, len(view), _SAMPLED):
                     tally.sample(view[start : start + _SAMPLED])
                 tally.close()
-                if tally.first_bad is not None and sick(name, memory):
-                    raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
+                if tally.first_bad is not None:
+                    settle()  # those before it
+                check(place, tally.first_bad, memory)
+            elif dtypes[name] in WITH_FLOATS:
+                small[place] = memory
+                if tallies.add_small(place, dtypes[name], "little", view):
+                    settle()
             number = len(spans)
             spans.append(Span(position, len(view), hasher.hexdigest()))
             position += len(view)
-        written.append((Tensor(name, dtypes[name], tuple(memory.shape), number, role), tally))
+        written.append((name, dtypes[name], tuple(memory.shape), number, role))
+    settle()
+    recorded = {place: one.recorded for place, one in numbers.items()}
+    recorded |= {place: merge([tally]).recorded for place, tally in large.items()}
     return File(
         path=key,
         size=position,
         format="safetensors",
         envelope=blake3(plan.header).hexdigest(),
         spans=tuple(spans),
-        tensors=tuple(tensor if tally is None else _with_numbers(tensor, merge([tally])) for tensor, tally in written),
+        tensors=tuple([Tensor(*what, *recorded.get(place, ())) for place, what in enumerate(written)]),
         aliases=tuple(sorted(plan.aliases)),
     )
-
-
-def _with_numbers(tensor: Tensor, numbers: Numbers) -> Tensor:
-    return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.span, tensor.role, *numbers.recorded)
 
 
 def read_file(

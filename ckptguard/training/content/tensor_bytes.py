@@ -54,6 +54,8 @@ def stored_size(tensors: Mapping[str, Any]) -> int:
 
 def in_memory(tensor: Any) -> Any:
     """Return the same elements on the CPU, without gaps; if possible the tensor itself."""
+    if is_writable_in_place(tensor):
+        return tensor
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 

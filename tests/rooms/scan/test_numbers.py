@@ -13,6 +13,7 @@ import pytest
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.scan.numbers import ArrayTally, Reading
 from ckptguard.scan.result import Numbers
+from ckptguard.scan.small_segments import numbers_of_small
 from ckptguard.scan.tallies import FewTally, Tally, merge
 
 FLOATS = sorted(name for name, dtype in DTYPES.items() if dtype.float is not None)
@@ -56,3 +57,31 @@ def test_few_and_many_and_pieces_are_the_same(dtype: str, order: str) -> None:
                     own.add(piece)
                 found += [merge([whole]), merge([joined]), merge(apart)]
         assert all(same(found[0], other) for other in found), (bytes(raw), found)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_small_segments_at_once_have_the_numbers_of_each(dtype: str, order: str) -> None:
+    """To the last digit, whatever is beside them: any bits, zeros, equal ones, long and short, of one size and of
+    many. Those of a few plain numbers say so too."""
+    chance = random.Random(f"{dtype} {order} at once")
+    reading = Reading(dtype, order)
+    size = reading.layout.size
+    for _ in range(20):
+        segments = [memoryview(some_bytes(chance, size)) for _ in range(chance.randint(1, 40))]
+        for _ in range(chance.randint(0, 4)):  # longer than a stretch of the sample, and as long as one
+            usual = some_bytes(chance, size) * 2000
+            length = chance.choice([4096, 4096 + size, 8192, 20_000, 65_536])
+            segments.append(memoryview(usual[: length // size * size]))
+        chance.shuffle(segments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = numbers_of_small(segments, reading)
+            for segment, numbers in zip(segments, found, strict=True):
+                alone = ArrayTally(reading)
+                alone.add(segment)
+                assert merge([alone]) == numbers
+                if len(segment) <= 4096:  # plain numbers of more are added up in another order
+                    few = FewTally(dtype, order)
+                    few.add(segment)
+                    assert same(merge([few]), numbers)

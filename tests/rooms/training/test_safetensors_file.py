@@ -119,7 +119,7 @@ def values_of(dtype, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(0, 1, 3), (1, 16, 17, 1000, 40_000), (700_001,)], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 1, 3), (1, 16, 17, 1000, 8192, 40_000), (700_001,)], ids=str)
 def test_a_save_records_the_numbers_of_a_scan(dtype, sizes, tmp_path):
     """Of every type and any values: largest, rms and zeros, to the last digit, however large the tensor and the
     file. What has no floats has none."""

@@ -52,7 +52,7 @@ from ckptguard.storage.local.removal import (
     were_removed,
 )
 from ckptguard.storage.remote.listed_storage import ListedRun
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile, start_of
 from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, name_of_run, numbers_of
 from ckptguard.values.record_formats import FORMAT_KEY
@@ -266,6 +266,12 @@ class WatchedRun:
     def look(self) -> RunView:
         """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
         return RunView(self.open(), self.settings, self.memory)
+
+    def look_at_all(self) -> RunView:
+        """The same with its files listed, as quickly as the last pass allows. Raises StorageError."""
+        view = self.look()
+        start_of(view, self._notes.start)
+        return view
 
     @property
     def memory(self) -> RunMemory:

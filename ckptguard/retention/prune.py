@@ -214,6 +214,8 @@ def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trash
     So pinned ones stay, and those older than a pending one. One that became one of the newest good ones again stays,
     too, because newer ones turned out bad.
     """
+    if not seen.trash:
+        return []
     pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed, reader = [], RunReader(view.history, RunMemory())

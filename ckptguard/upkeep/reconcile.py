@@ -177,7 +177,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     view.memory = notes.memory
-    start = _start_of(view, notes.settled)
+    start = start_of(view, notes.settled)
     notes.note_start(start, view.run.records.root)
     wait = 0.0 if assume_quiet else notes.removal_may_last(view.settings)
     notes.waited, listing = wait > 0, start.listing
@@ -221,7 +221,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
 def pass_read_only(view: RunView, notes: PassNotes) -> PassResult:
     """Note what is there and has a verdict, and write nothing: another daemon makes the passes. Raises
     CouldNotTellError."""
-    notes.settled, notes.start = None, _start_of(view, notes.start)
+    notes.settled, notes.start = None, start_of(view, notes.start)
     for path in notes.samples.keys() - {checkpoint.path for checkpoint in view.checkpoints}:
         del notes.samples[path]
     pending = []
@@ -598,8 +598,11 @@ class _Pass:
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def _start_of(view: RunView, before: PassStart | None) -> PassStart:
-    """List a run's files and the names of its records. Raises StorageError."""
+def start_of(view: RunView, before: PassStart | None) -> PassStart:
+    """List a run's files and the names of its records. What did not change since `before` is not worked out again.
+
+    Raises StorageError.
+    """
     listed = record_names(view.run, "")
     view.forget()
     if before is not None and before.listed == listed:

@@ -42,7 +42,7 @@ from ckptguard_daemon.dashboard.verbs import (
     Done,
     Rules,
     dry_prune,
-    prune_plan,
+    prune_costs,
     prune_words,
 )
 from ckptguard_daemon.http.replies import number, read_body, reply
@@ -76,9 +76,9 @@ def routes(served: Served) -> list[Route]:
         run, rules = served.run_of(request), _rules(request)
 
         def preview(_: Reads) -> Response:
-            done = dry_prune(run.look(), rules)
-            found = document("retention", run=run.run_id, target=run.url, **fields(done))
-            return reply({**found, "plan": prune_words(done), "costs": prune_plan(done).costs})
+            done = dry_prune(run.look_at_all(), rules)
+            found = {**document("retention", run=run.run_id, target=run.url), **fields(done)}
+            return reply({**found, "plan": prune_words(done), "costs": prune_costs(done)})
 
         return await served.clicks.do(request, preview)
 

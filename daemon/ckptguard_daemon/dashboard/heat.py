@@ -198,38 +198,45 @@ def _cells(columns: Sequence[Column | None]) -> Document:
     """Return the matrix: a row for each tensor, a number or null for each checkpoint."""
     places: dict[tuple[str, str], int] = {}
     dtypes: list[str] = []
-    numbered: list[list[int]] = []
+    numbered: dict[int, list[int]] = {}  # the rows of a column's tensors; most columns share their names
     for column in columns:
-        own = []
+        if column is None or id(column.tensors) in numbered:
+            continue
+        own = numbered[id(column.tensors)] = []
         seen: dict[tuple[str, str], int] = {}
-        for role, name, dtype in column.tensors if column is not None else ():
+        for role, name, dtype in column.tensors:
             nth = seen[role, name] = seen.get((role, name), -1) + 1
             key = (role, f"{name} ({nth + 1})" if nth else name)  # one of each rank
             if key not in places:
                 places[key] = len(dtypes)
                 dtypes.append(dtype)
             own.append(places[key])
-        numbered.append(own)
-    sick = {own[place] for column, own in zip(columns, numbered, strict=True) if column for place in column.sick}
+    sick = {numbered[id(column.tensors)][place] for column in columns if column for place in column.sick}
     order = sorted(places.items(), key=lambda one: (one[1] not in sick, one[1]))
     kept = sorted(place for _, place in order[: max(1, _MOST_CELLS // max(1, len(columns)))])
     at = {place: number for number, place in enumerate(kept)}
-    largest: list[list[float | None]] = [[None] * len(columns) for _ in kept]
-    rms: list[list[float | None]] = [[None] * len(columns) for _ in kept]
+    picked: dict[int, list[int]] = {}  # where each row is in a column; -1: after its end, which is unknown
+    for tensors, own in numbered.items():
+        of_row = {row: place for place, row in enumerate(own)}
+        picked[tensors] = [of_row.get(row, -1) for row in kept]
+    largest: list[list[float]] = []
+    rms: list[list[float]] = []
     bad: list[tuple[int, int, str]] = []
-    for c, (column, own) in enumerate(zip(columns, numbered, strict=True)):
+    for c, column in enumerate(columns):
         if column is None:
+            largest.append([_NAN] * len(kept))
+            rms.append([_NAN] * len(kept))
             continue
-        for place, one, other in zip(own, column.largest, column.rms, strict=True):
-            row = at.get(place)
-            if row is not None:
-                largest[row][c], rms[row][c] = one, other  # NaN, which is unknown, is written as null
+        own, places_in = numbered[id(column.tensors)], picked[id(column.tensors)]
+        for values, into in ((column.largest, largest), (column.rms, rms)):
+            padded = [*values, _NAN]
+            into.append([padded[place] for place in places_in])
         bad += [(at[own[place]], c, words) for place, words in column.sick.items() if own[place] in at]
     names = list(places)
     return {
         "tensors": [{"name": escape(names[p][1]), "role": names[p][0], "dtype": escape(dtypes[p])} for p in kept],
-        "largest": largest,
-        "rms": rms,
+        "largest": list(zip(*largest, strict=True)),  # NaN, which is unknown, is written as null
+        "rms": list(zip(*rms, strict=True)),
         "bad": bad,
         "first_bad": first_bad([(names[kept[t]][0], t, c) for t, c, _ in bad]),
         "tensors_omitted": len(places) - len(kept),

@@ -307,14 +307,19 @@ def prune_words(done: Pruned) -> tuple[str, ...]:
     )
 
 
+def prune_costs(done: Pruned) -> dict[str, int]:
+    """Return the bytes that a dry run of retention found."""
+    return {
+        "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
+        "bytes_deleted": sum(mark.bytes for mark in done.emptied),
+    }
+
+
 def prune_plan(done: Pruned) -> ActionPlan:
     """Return the plan that a dry run of retention found."""
     return ActionPlan(
         lines=(*_rows(prune_table(done)), *prune_words(done)),
-        costs={
-            "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
-            "bytes_deleted": sum(mark.bytes for mark in done.emptied),
-        },
+        costs=prune_costs(done),
         about=[
             [[d.checkpoint.path, str(d.checkpoint.id), d.checkpoint.bytes] for d in done.removed],
             [[mark.folder, mark.bytes] for mark in done.emptied],

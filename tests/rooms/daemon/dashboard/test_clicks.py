@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ckptguard_daemon import reading
-from ckptguard_daemon.dashboard import compare
+from ckptguard_daemon.dashboard import compare, verbs
 from ckptguard_daemon.dashboard.heat import MOST, choose, first_bad
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,11 +23,15 @@ from support.dashboards import Dashboard, Opener
 from support.http_documents import assert_like, example
 from support.records_on_disk import at
 from support.tiny_run import TINY, name_of
+from support.views import look
 
+from ckptguard.documents.build import fields
 from ckptguard.inspect.diff import diff as diff_by_reading
 from ckptguard.inspect.show import show
+from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import open_run
+from ckptguard.retention.pin import pin
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.remembered import Remembered
 from ckptguard.values.verdict import Outcome
@@ -315,3 +321,37 @@ def test_every_document_is_as_documented(sick: tuple[Dashboard, str]) -> None:
     for change in found["changes"]:
         change.update(a={}, b={})
     assert_like(found, example(f"{run}/diff"))
+
+
+def test_the_preview_of_retention_is_that_of_the_run_as_it_is_now(sick: tuple[Dashboard, str]) -> None:
+    """It uses what the last pass read in the names. After each kind of change, also one that no pass has seen, it says
+    what a look that knows nothing finds."""
+    dashboard, root = sick
+
+    def mark(step: int) -> None:
+        view = look(root, TINY)
+        [id] = [id for id in view.history.current_verdicts(SERIES) if id.number == step]
+        mark_suspect(view, id, "the loss jumped")
+
+    def use(step: int) -> None:
+        view = look(root, TINY)
+        pin(view, view.listing.checkpoints[name_of(step)])
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: write(root, 5, {"w": [1.0]}),
+        lambda: shutil.rmtree(Path(root, name_of(2))),
+        lambda: write(root, 1, {"w": [2.0]}),
+        lambda: mark(4),
+        lambda: use(1),
+        lambda: (Path(root) / "latest").symlink_to(name_of(1)),
+    ]
+    seen = []
+    for change in changes:
+        for passes in (0, 1):
+            change() if not passes else dashboard.make_passes()
+            found = dashboard.ask("retention", run=root, keep_last=1, failed="true")
+            alone = fields(verbs.dry_prune(look(root, TINY), verbs.Rules(keep_last=1, failed=True)))
+            assert {key: found[key] for key in alone} == json.loads(json.dumps(alone))
+            seen.append(json.dumps(found))
+    assert len(set(seen)) >= len(changes)

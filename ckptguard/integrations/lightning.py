@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback_policy import RateCut, RollbackDecision, RollbackPolicy, policy_of
@@ -170,6 +171,7 @@ def fit(
     if not isinstance(saver, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
     _start_ranks(trainer, module)
+    _save_into_the_run(trainer, saver)
     guarded = GuardedRun(saver.url, series=saver.find_series, settings=saver.settings, policy=policy, daemon=daemon)
     fits = _Fits(trainer, module, saver, guarded, save_every)
     trainer.callbacks.insert(0, fits)
@@ -187,6 +189,15 @@ def fit(
         saver.wait()
         trainer.callbacks.remove(fits)
         guarded.close()
+
+
+def _save_into_the_run(trainer: Trainer, saver: GuardedIO) -> None:
+    """Where the Trainer's default folder for checkpoints is not in the run, those without another one go to the run."""
+    default = (trainer.logger.save_dir if trainer.logger is not None else None) or trainer.default_root_dir
+    if "://" not in str(default) and not saver.holds(os.path.realpath(default)):
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = saver.url
 
 
 class _Fits(GuardCallback):

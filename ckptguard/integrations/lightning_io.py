@@ -78,7 +78,7 @@ class GuardedIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Delete it once the saves up to now are judged, unless it is the known-good then."""
         place = _place(path)
-        if not self._is_inside(place):
+        if not self.holds(place):
             super().remove_checkpoint(path)
             return
         self._unwanted.add(place)
@@ -158,13 +158,19 @@ class GuardedIO(TorchCheckpointIO):
     def _view(self) -> RunView:
         return RunView(self.open_run(), self.settings)
 
-    def _is_inside(self, place: str) -> bool:
+    def holds(self, place: str) -> bool:
+        """True if this lies in the run."""
         return os.path.commonpath([place, self.url]) == self.url
 
     def _run_of(self, place: str) -> Run | None:
         """The run, if this lies in it and it can be opened."""
-        if not self._is_inside(place):
-            _log.warning("%s is not in the run %s: it is not guarded", place, self.url)
+        if not self.holds(place):
+            _log.warning(
+                "%s is not in the run %s: it is not guarded; to guard it: ModelCheckpoint(dirpath=%r)",
+                place,
+                self.url,
+                self.url,
+            )
             return None
         try:
             os.path.relpath(place, self.url).encode()

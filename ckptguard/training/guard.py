@@ -13,7 +13,7 @@ from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Guarded, Saving, asks_daemon, checked_option
-from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
+from ckptguard.training.ranks import Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.own_log import log as _log
 
@@ -439,12 +439,14 @@ class _Loop:
 
 
 def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, files: UserFiles | None) -> Store:
-    """The user's own files where there is a `save` and a `load`, else our own layout."""
-    from ckptguard.training.saving.stores import OwnStore, UserStore
+    """The user's own files where there is a `save` and a `load`, else our own layout: sharded for several ranks, for a
+    sharded model, and where the newest save is, because names of tensors must not change within a run."""
+    from ckptguard.training.saving.stores import OwnStore, UserStore, was_sharded
 
     if files is not None:
         return UserStore(run, files, settings, ranks)
-    if isinstance(ranks, GlooRanks):
+    parameters: Iterable[object] = getattr(parts.model, "parameters", tuple)()
+    if ranks.size > 1 or any(hasattr(one, "full_tensor") for one in parameters) or was_sharded(run):
         from ckptguard.training.sharded.sharded_store import ShardedStore
 
         return ShardedStore(run, parts, ranks, settings)

@@ -38,6 +38,15 @@ class Ranks:
 
     rank = 0
     size = 1
+    group: Any = None  # torch's process group; None: torch need not ask anybody
+    broken = False  # whether a message was lost: later messages could be mixed up
+
+    def again(self) -> Ranks:
+        """Return the same ranks in a new group. All ranks must call it."""
+        return self
+
+    def leave(self) -> None:
+        """Leave the group, which is no longer used."""
 
     def any(self, mine: bool) -> bool:
         """True if it is true on any rank."""
@@ -65,7 +74,6 @@ class GlooRanks(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout = timeout
         self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
-        self.broken = False  # whether a message was lost: later messages could be mixed up
         self._owners: list[Owner] = []
         self._owners = self._processes()
 

@@ -136,6 +136,11 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     return [results[n] for n in range(len(works))]
 
 
+def is_sharded(manifest: Manifest) -> bool:
+    """True if torch.distributed.checkpoint's files hold its tensors: of several ranks, or of a sharded model."""
+    return manifest.file(f"{manifest.path}/{MODEL_FILE}") is None
+
+
 def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow: Sequence[str] = ()) -> dict[str, Any]:
     """Load a sealed checkpoint in place into `parts`, and hash every byte. Returns what else was saved (rng, data,
     ...).

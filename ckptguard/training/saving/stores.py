@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ckptguard.errors import (
+    CkptguardError,
     CouldNotTellError,
     ObjectExistsError,
     ObjectMissingError,
@@ -21,7 +22,7 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
-from ckptguard.records.manifests import forget_metrics, write_metrics
+from ckptguard.records.manifests import forget_metrics, read_manifest, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.removal import remove_half_save
@@ -31,7 +32,7 @@ from ckptguard.training.content.tagged_json import decode_state, encode_state, f
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Led, Ranks, each, together
 from ckptguard.training.saving.destinations import SaveTurn, make_room, room_for
-from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
+from ckptguard.training.saving.own_layout import is_sharded, read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, numbers_of, series_folder, series_of
 from ckptguard.values.manifest import Manifest
@@ -102,10 +103,22 @@ def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
     if len(saved) == ranks.size:
         return dict(decode_state(saved[ranks.rank]))
     if saved:
-        why = "saved by %d ranks, loaded by %d: the data epoch starts again, with new random numbers"
+        why = "the number of ranks was %d and is %d: the data epoch starts again, with new random numbers"
         _log.warning(why, len(saved), ranks.size)
     first = decode_state(saved[0]) if saved else {}
     return {"guard": first["guard"]} if "guard" in first else {}
+
+
+def was_sharded(run: Run) -> bool:
+    """True if the newest save of a guard in the run is sharded; such saves are on local disks only."""
+    series = series_of(folder_name(1))
+    if run.storage.root is None:
+        return False
+    with contextlib.suppress(CkptguardError):  # what is wrong with the records is said where they are needed
+        newest = max(history_of_series(run, series).sealed(series), key=lambda id: id.order, default=None)
+        manifest = None if newest is None else read_manifest(run, newest)
+        return manifest is not None and is_sharded(manifest)
+    return False
 
 
 class OwnStore:

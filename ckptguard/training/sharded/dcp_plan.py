@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from ckptguard.training.content.host_copy import HostCopy
-from ckptguard.training.ranks import GlooRanks
+from ckptguard.training.ranks import Ranks
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -43,7 +43,7 @@ class Planned:
     All ranks create it at once. If one fails, torch raises on all.
     """
 
-    def __init__(self, live: dict[str, Any], writer: FileSystemWriter, ranks: GlooRanks, last: LastPlan) -> None:
+    def __init__(self, live: dict[str, Any], writer: FileSystemWriter, ranks: Ranks, last: LastPlan) -> None:
         self._writer = writer
         self._planner = _Planner()
         self._planner.set_up_planner(live, writer.storage_meta(), ranks.rank == 0)
@@ -56,7 +56,7 @@ class Planned:
                 plans, last.metadata = self._planner.create_global_plan(plans)
                 return writer.prepare_global_plan(plans)
 
-            exchange = _DistWrapper(ranks.group, True, 0)
+            exchange = _DistWrapper(ranks.group, ranks.size > 1, 0)
             last.plan = exchange.reduce_scatter("plan", self._planner.create_local_plan, of_all)
             last.form = form
         assert last.plan is not None

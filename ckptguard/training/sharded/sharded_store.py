@@ -1,4 +1,5 @@
-"""Checkpoints of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have written.
+"""Checkpoints of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have written. One
+rank saves so, too, if its model is sharded, or if several ranks began the run.
 
 The folder has our own layout, with torch.distributed.checkpoint's files in it. They hold DDP, FSDP2 and whatever else
 its state-dict functions know, under names that all ranks share, and load onto any number of ranks.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +32,9 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import GlooRanks, Led, Ranks, each, together
+from ckptguard.training.ranks import Led, Ranks, each, together
 from ckptguard.training.saving.destinations import LocalFolder, SaveTurn, local_root, room_for, settle, temporary_name
-from ckptguard.training.saving.own_layout import STATE_FORMAT, read_state, write_state
+from ckptguard.training.saving.own_layout import STATE_FORMAT, is_sharded, read_state, write_state
 from ckptguard.training.saving.stores import Extra, PreparedSave, part_of_rank
 from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
 from ckptguard.training.signals.weights import first_of
@@ -50,7 +52,7 @@ class _Channel:
     """The ranks of background saves. Their threads must not use the group of the training threads, nor share one
     between two saves."""
 
-    ranks: GlooRanks
+    ranks: Ranks
     busy: bool = False
 
 
@@ -62,7 +64,7 @@ class ShardedStore:
 
     hashes_on_load = False  # rank 0 verifies it first, and every rank then loads through torch
 
-    def __init__(self, run: Run, parts: TrainingParts, ranks: GlooRanks, settings: Settings) -> None:
+    def __init__(self, run: Run, parts: TrainingParts, ranks: Ranks, settings: Settings) -> None:
         self._run, self._parts, self._ranks, self._settings = run, parts, ranks, settings
         self._host, self._last = HostCopy(), LastPlan()
         self.led = Led(ranks, load=self._load)
@@ -108,6 +110,11 @@ class ShardedStore:
             manifest = read_manifest(self._run, CheckpointId(self.series, step, generation))
             if manifest is None:
                 raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {step}")
+            if not is_sharded(manifest):
+                raise StateError(
+                    f"{path} was saved by one rank alone: several ranks cannot go on from it",
+                    hint="begin another run with several ranks, from what ckptguard.load gives for this one",
+                )
             try:
                 return read_state(self._run, manifest)
             except NotAsSealed as error:  # rank 0 verified it: no rank may use another one
@@ -127,7 +134,8 @@ class ShardedStore:
 
         reader = FileSystemReader(os.path.join(self._root, path))
         planner = DefaultLoadPlanner(allow_partial_load=not self._parts.strict)
-        with torch_failures(f"{path} could not be loaded"):
+        with torch_failures(f"{path} could not be loaded"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process loads alone
             load(live, storage_reader=reader, planner=planner, process_group=self._ranks.group)
 
     def _compare_names(self, path: str, model: Mapping[str, Any]) -> None:
@@ -182,7 +190,7 @@ class ShardedSave:
     """
 
     def __init__(
-        self, view: RunView, parts: TrainingParts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
+        self, view: RunView, parts: TrainingParts, ranks: Ranks, last: LastPlan, step: int, extra: Mapping[str, Any]
     ) -> None:
         self._view, self._step = view, step
         self.path = folder_name(step)

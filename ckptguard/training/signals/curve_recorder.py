@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 from ckptguard.decisions.thinning import Thinned
-from ckptguard.errors import CkptguardError, RunRemovedError
+from ckptguard.errors import CkptguardError, ObjectMissingError, RunRemovedError
 from ckptguard.records.run import Run, has_content, list_records
 from ckptguard.records.samples import (
     FOLDER,
@@ -158,7 +158,9 @@ class CurveRecorder:
                 self._write_all(run)
             self._pause = _PAUSE
         except Exception as error:
-            if self._pause == _PAUSE and not isinstance(error, RunRemovedError):
+            if self._pause == _PAUSE and not isinstance(
+                error, RunRemovedError | ObjectMissingError
+            ):  # gone, or not begun
                 reason = error.message if isinstance(error, CkptguardError) else repr(error)
                 _log.warning("the loss curve of %s cannot be recorded now: %s", run.url, reason)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -237,6 +237,32 @@ def cut_the_rate(root: Path) -> None:
     assert all(rates.seen[step] == 0.01 for step in range(18, 21)), rates.seen
 
 
+def find_the_run(root: Path) -> None:
+    """Checkpoints that the user sends nowhere are guarded: they go to the run, unless they go into it already. Those
+    with a folder of their own stay there."""
+    for run, home, kept in (
+        ("run", "home", "."),
+        ("run", "run/below", "below/checkpoints"),
+        ("run", "run", "checkpoints"),
+    ):
+        place = root / home.replace("/", "-") / run
+        made = lightning.Trainer(
+            plugins=[ckptguard.integrations.lightning.GuardedIO(place, settings=QUICK)],
+            callbacks=[aside := ModelCheckpoint(root / "aside")],
+            default_root_dir=place.parent / home,
+            max_epochs=1,
+            devices=1,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        made.callbacks.append(ModelCheckpoint(filename="mine", enable_version_counter=False))
+        fit(made, Module(), data())
+        assert (place / kept / "mine.ckpt").is_file(), sorted(place.rglob("*"))
+        assert aside.dirpath == str(root / "aside")
+
+
 def turn_sick_at_once(root: Path) -> None:
     """Before the first save there is nothing to go back to: one sentence says so, and the Trainer is as it was."""
     made, module = trainer(root), Module(2)
@@ -294,6 +320,7 @@ def main() -> None:
     replay(root / "alone")
     leave_out(root / "alone")
     turn_sick_at_once(root / "unsaved")
+    find_the_run(root / "default")
     cut_the_rate(root / "cut")
     with pytest.raises(SettingsError, match="GuardedIO"):
         fit(trainer(root / "bare", guarded=False), Module(), data())

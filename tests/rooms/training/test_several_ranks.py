@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from sharded_training import guarded, load_and_go_on, load_into_another, save_and_go_on
+from sharded_training import guarded, load_and_go_on, load_into_another, make, save_and_go_on
 from support.rank_processes import run_ranks
 
 import ckptguard
@@ -17,6 +17,8 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification.target import verify_target
 
 pytestmark = pytest.mark.torch
 
@@ -105,13 +107,44 @@ def test_names_that_do_not_fit(tmp_path):
 
 
 def test_another_number_of_ranks_loads_it(tmp_path):
-    """Three and four ranks load what two saved; what belonged to a rank is not guessed."""
+    """One, three and four ranks load what two saved; what belonged to a rank is not guessed."""
     folder = str(tmp_path / "run")
     saved = answers(save_and_go_on, "fsdp2", folder, 3)
-    for ranks in (3, 4):
+    for ranks in (1, 3, 4):
         for loaded in answers(load_and_go_on, "fsdp2", folder, 3, ranks=ranks):
             assert loaded[0] == saved[0][0]
             assert loaded[2] is None
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_run_goes_on_with_one_rank_and_with_two_again(kind, tmp_path):
+    """Under a launcher and, for what is not sharded, without one; every save is as good as those before."""
+    folder = str(tmp_path / "run")
+    for ranks, total in ((2, 4), (1, 8), (2, 12)):
+        for answer in answers(guarded, kind, folder, total, "", ranks=ranks):
+            assert answer["steps"] == [*range(total - 3, total + 1)], answer
+    if kind == "ddp":
+        model, optimizer, scheduler = make("plain")
+        guard = ckptguard.TrainingGuard(
+            folder, model=model, optimizer=optimizer, scheduler=scheduler, daemon="off", settings=Settings(settle=0.0)
+        )
+        assert guard.resume() == 12
+        guard.save(step=13)
+        assert guard.resume() == 13
+    report = verify_target(folder, Settings(settle=0.0))
+    assert {one.path: one.outcome for one in report.checkpoints if one.outcome is not Outcome.GOOD} == {}
+
+
+def test_several_ranks_do_not_go_on_from_a_save_of_one_alone(tmp_path):
+    """The names of optimizer state differ, so that every later save would be suspect: a sentence says what to do."""
+    model, optimizer, scheduler = make("plain")
+    with ckptguard.TrainingGuard(
+        tmp_path / "run", model=model, optimizer=optimizer, scheduler=scheduler, daemon="off"
+    ) as guard:
+        guard.save(step=2)
+    for answer in answers(guarded, "ddp", str(tmp_path / "run"), 4, ""):
+        assert answer["steps"] == []
+        assert "was saved by one rank alone: several ranks cannot go on from it" in answer["message"]
 
 
 @pytest.fixture(scope="module")

@@ -334,6 +334,11 @@ def _back(about: About, *, damaged: bool) -> str:
     id = about.checked.id
     if id is not None and id.series == good.series and id.order < good.order:
         return f"resume from {escape(path)}, which is newer and good" + (f"; {repair}" if damaged else "")
+    if about.checked.step is None and about.checked.series != good.series:  # downloads in one folder look the same
+        return (
+            f"if one training saved {_NAMES} and {escape(path)}, go back to that: {command('rollback', run)}; "
+            "else download it again"
+        )
     return f"go back to {escape(path)}: {command('rollback', run)}" + (f"; or {repair}" if damaged else "")
 
 

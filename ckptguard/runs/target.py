@@ -24,6 +24,7 @@ from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 
 _MOST_FOLDERS_UP = 8  # in which a checkpoint's run is looked for
+_MOST_NAMED = 3  # runs in a folder that is none
 _MOST_BESIDE = 8  # other saves of a run, to compare one with
 
 
@@ -82,6 +83,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
         view.take_listed(below)
         if not with_records and (found := _downloads(view)):
             return Target(url=url, kind="run", storage=run_storage, snapshots=found)
+        _refuse_runs_below(view)
         return Target(url=url, kind="run", storage=run_storage, view=view)
     checkpoint = folder_as_checkpoint(name, _inside(name, below))
     if checkpoint is not None:
@@ -115,6 +117,7 @@ def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> 
         if must_exist:
             raise
         return view
+    _refuse_runs_below(view)
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
     if not below or not parent.rstrip("/") or parent.endswith(":/") or _has_children(below, settings.patterns):
@@ -152,10 +155,37 @@ def several_checkpoints(target: Target, name: str) -> NotFoundError:
 def _whole_run(view: RunView, url: str, target: str) -> Target:
     """Return a target that can only be a run. Raises NotFoundError if it is none."""
     if view.checkpoints or has_records(view.run):
+        _refuse_runs_below(view)
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
     unread = view.listing.not_understood
     found = next(iter(view.listing.unread_notes), None if unread is None else "; ".join(unread.notes))
     raise NotFoundError(f"there is no checkpoint in {target}", hint=found)
+
+
+def _refuse_runs_below(view: RunView) -> None:
+    """Raise NotFoundError if a local folder has no records, and runs in it have those of all its checkpoints: without
+    them a guard's saves would count as incomplete."""
+    root = view.run.storage.root
+    if root is None or not view.checkpoints or has_records(view.run):
+        return
+    runs: set[str] = set()
+    for path in (checkpoint.path for checkpoint in view.checkpoints):
+        above = (path[:end] for end, letter in enumerate(path) if letter == "/")
+        run = next((one for one in above if one in runs or _has_local_records(os.path.join(root, one))), None)
+        if run is None:
+            return
+        runs.add(run)
+    names = ", ".join(escape(one) for one in sorted(runs)[:_MOST_NAMED])
+    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    place = view.run.url.rstrip("/")
+    raise NotFoundError(
+        f"{place} is no run: its checkpoints belong to the runs {names}{more} in it",
+        hint=f"ckptguard fleet verify {shlex.quote(place)} verifies all; ckptguard status {shlex.quote(place + '/*')}",
+    )
+
+
+def _has_local_records(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, RECORDS_FOLDER, FORMAT_KEY))
 
 
 def _downloads(view: RunView) -> tuple[Checkpoint, ...]:

@@ -91,6 +91,20 @@ def test_what_is_older_than_the_known_good_needs_no_going_back(check: str) -> No
     assert "rollback" not in "".join(said)
 
 
+@pytest.mark.parametrize("check", sorted(GO_BACK))
+def test_one_model_of_many_is_not_replaced_by_another(check: str) -> None:
+    """Models in one folder look like saves under fixed names: what a rollback does is said with its condition."""
+    found = report("run", Finding(check, Severity.ERROR, "m", "nan/model.safetensors"))
+    one = msgspec.structs.replace(found.checkpoints[0], path="nan", series="nan", step=None)
+    said = what_now(
+        msgspec.structs.replace(found, checkpoints=(one,), known_good=("plain", CheckpointId("plain", None, 1)))
+    )
+    assert [sentence for sentence in said if "rollback" in sentence] == [
+        "if one training saved model.safetensors and plain, go back to that: ckptguard rollback /r; "
+        "else download it again"
+    ]
+
+
 @pytest.mark.parametrize("count", [1, 2, 20])
 def test_every_hostile_file_is_named(count: int) -> None:
     """Once, to be deleted, and nothing else is said of it."""

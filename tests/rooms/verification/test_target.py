@@ -44,6 +44,29 @@ def test_a_run_is_recorded_and_a_checkpoint_of_it_too(tmp_path):
     assert (one.kind, str(one.checkpoints[0].id), one.checkpoints[0].path) == ("file", "200.1", "net-200.pt")
 
 
+@pytest.mark.parametrize("below", ["exp", "group/exp"])
+def test_a_folder_of_runs_is_no_run(tmp_path, below):
+    """The records of its checkpoints are in the runs: it is refused, and nothing is written. One checkpoint of its own
+    makes it a run again, and so do its own records."""
+    runs = [tmp_path / f"{below}{number}" for number in range(5)]
+    for run in runs:
+        run.mkdir(parents=True)
+        write_torch(run, 100, seed=1)
+    (tmp_path / "notes").mkdir()
+    assert verify_target(str(tmp_path), QUICK, Selection(record=False)).outcome is Outcome.GOOD
+    for run in runs:
+        verify_target(str(run), QUICK)
+    with pytest.raises(
+        NotFoundError, match=f"is no run: its checkpoints belong to the runs {below}0, .* and 2 more in"
+    ):
+        verify_target(str(tmp_path), QUICK)
+    assert not (tmp_path / "_ckptguard").exists()
+    write_torch(tmp_path, 200, seed=1)
+    assert len(verify_target(str(tmp_path), QUICK).checkpoints) == 6
+    (tmp_path / "net-200.pt").unlink()
+    assert len(verify_target(str(tmp_path), QUICK).checkpoints) == 5
+
+
 def test_no_record_writes_nothing(tmp_path):
     """--no-record leaves a run without a trace."""
     write_torch(tmp_path, 100, seed=1)

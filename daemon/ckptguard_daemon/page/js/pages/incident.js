@@ -98,7 +98,7 @@ export default function Incident({ run, name }) {
       ${found.causes?.length > 0 && html`<${Section} title="Likely cause, and what to do" id="causes">${found.causes.map((cause, at) => html`<${Cause} key=${at} cause=${cause} first=${at === 0} />`)}<//>`}
       ${found.actions?.length > 0 && html`<${Section} title="What was done" id="done"><ol class="card padded steps">${found.actions.map((line, at) => html`<li key=${at}><bdi>${line}</bdi></li>`)}</ol><//>`}
       ${found.samples?.length > 0 && html`<${Section} title="The updates before" id="before" tools=${html`<${Take} name=${`${name}-samples`} what="the updates before" columns=${SAMPLES} rows=${found.samples} />`}><${Before} found=${found} name=${name} /><//>`}
-      ${section("not-finite", "What was not finite", TENSORS, found.tensors)}
+      ${section("not-finite", "What was not finite, or wrong", TENSORS, found.tensors)}
       ${section("changed", "What changed", CHANGES, found.changes)}
       ${section("headroom", "Headroom in fp16 before it", LARGEST, usesFp16(found) ? found.last_good?.largest : [])}
       ${found.training && html`<${Section} title="Training configuration" id="training"><${Pairs} values=${found.training} /><//>`}

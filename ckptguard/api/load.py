@@ -34,7 +34,7 @@ def load_verified(target: str, step: int | None, map_location: Any, allow_suspec
     resolved = resolve_target(target, settings)
     scanner = scanner_of(settings)
     if resolved.checkpoint is None and resolved.view is not None:
-        wanted = Wanted(step=step)
+        wanted = Wanted(step=step, thinned=True)
         found = _KnownGood(HoldingScanner(scanner)).load(RunView(resolved.view.run, settings), wanted)
     elif resolved.checkpoint is None:
         raise several_checkpoints(resolved, target)

@@ -106,7 +106,8 @@ def known_good(
     from ckptguard.scan import scanner_of
     from ckptguard.verification.read_known_good import read_known_good
 
-    view, wanted = opened(run, settings), Wanted(before_step=_count(before_step, "before_step"), series=series)
+    view = opened(run, settings)
+    wanted = Wanted(before_step=_count(before_step, "before_step"), series=series, thinned=True)
     work = _work(scanner=scanner_of(view.settings))
 
     def choose(view: RunView, wanted: Wanted) -> Candidate | None:

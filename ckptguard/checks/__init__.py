@@ -16,7 +16,7 @@ from ckptguard.checks.headroom import check_headroom, largest_weight
 from ckptguard.checks.moved_together import check_moved_together
 from ckptguard.checks.order import check_order
 from ckptguard.checks.pickle_safety import check_pickle_safety
-from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size
+from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size, taken_from
 from ckptguard.checks.same_save import check_one_save
 from ckptguard.checks.schema import check_schema
 from ckptguard.checks.stale import check_stale, moments_present, skipped_steps, unchanged
@@ -91,4 +91,5 @@ def facts_of(evidence: Evidence) -> Facts:
         stale=moments_present(evidence) and unchanged(evidence),
         skipped_steps=skipped_steps(evidence),
         world_size=stated_world_size(evidence),
+        thinned=taken_from(evidence) if evidence.sealed is not None and evidence.sealed.thinned else (),
     )

@@ -25,7 +25,9 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
     it lacks what the reference would restore. A notice if a resume needs the same number of ranks.
     """
     present = roles_present(evidence)
-    if "model" in present and "optimizer" not in present:
+    if evidence.sealed is not None and evidence.sealed.thinned:
+        yield _finding(Severity.NOTICE, f"it was thinned: a resume would restart: {', '.join(taken_from(evidence))}")
+    elif "model" in present and "optimizer" not in present:
         if _is_of_a_training(evidence, frozenset(present)):
             yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would restart the optimizer")
     elif evidence.reference is not None and evidence.reference_facts is not None:
@@ -51,6 +53,13 @@ def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
         return True
     names = (evidence.checkpoint.inside(key) for key in evidence.checkpoint.files)
     return not present.isdisjoint(_LOST_SILENTLY) or any(name in _OF_TRAINERS for name in names)
+
+
+def taken_from(evidence: Evidence) -> tuple[str, ...]:
+    """Return the roles that thinning took from it."""
+    from ckptguard.layouts.thinning import roles_taken  # few are thinned
+
+    return roles_taken(path for path, *_ in evidence.sealed.thinned) if evidence.sealed is not None else ()
 
 
 def roles_present(evidence: Evidence) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Decide which checkpoints stay, and why. Pure: each decision carries its reasons, as in restic.
 
 Rules of every policy:
-- Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
+- Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series that were not thinned stay.
 - Nothing older than a checkpoint without a verdict is removed, because that verdict may be bad.
 - Of a save of several checkpoints all good ones stay, or none.
 - Pinned, used and linked checkpoints stay. So does a checkpoint without a step: nothing says what is newer.
@@ -41,6 +41,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     holds: tuple[str, ...] = ()
     changed: bool = False
+    thinned: bool = False  # it holds no state that only a resume needs
 
 
 class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,33 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
     return found
 
 
+def may_be_thinned(decisions: Sequence[RetentionDecision], policy: Policy) -> list[Present]:
+    """Return the checkpoints that the policy thins, of those that stay: GOOD, older than the newest `thin_after` that
+    are good and whole, and nothing holds them. As for a removal, none with a newer one without a verdict is."""
+    if policy.thin_after is None:
+        return []
+    by_series: dict[str, list[Present]] = {}
+    for decision in decisions:
+        by_series.setdefault(decision.checkpoint.id.series, []).append(decision.checkpoint)
+    staying = {d.checkpoint.path for d in decisions if d.keep}
+    found = []
+    for own in by_series.values():
+        ordered = sorted(own, key=lambda c: (c.id.order, c.path), reverse=True)
+        pending = [c for c in ordered if c.outcome is Outcome.PENDING]
+        if any(c.id.step is None for c in pending):
+            continue  # it may be newer than anything
+        full = _full([c for c in ordered if c.outcome is Outcome.GOOD and c.path in staying])
+        for one in full[max(policy.thin_after, policy.keep_good) :]:
+            judged = all(one.id.order > other.id.order for other in pending)
+            if one.id.step is not None and not one.holds and judged:
+                found.append(one)
+    return found
+
+
+def _full(good: Sequence[Present]) -> list[Present]:
+    return [checkpoint for checkpoint in good if not checkpoint.thinned]
+
+
 def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[RetentionDecision]:
     unknown = unknown_metrics(own, policy)
     policy = msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
@@ -142,7 +170,7 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
         return None if policy.has_rules else "no rule says what may go"
     if not policy.drop_failed:
         return f"it is {checkpoint.outcome.value}, which no rule counts"
-    newer = sum(c.id.order > checkpoint.id.order for c in good[: policy.keep_good])
+    newer = sum(c.id.order > checkpoint.id.order for c in _full(good)[: policy.keep_good])
     if newer < policy.keep_good:
         return f"it is {checkpoint.outcome.value}, and fewer than {policy.keep_good} good ones are newer"
     return None
@@ -152,7 +180,7 @@ def _kept_by_rules(
     ordered: Sequence[Present], good: Sequence[Present], policy: Policy, now: float | None
 ) -> Iterator[tuple[Present, str]]:
     """Yield each GOOD checkpoint that a rule keeps, and why. `good` is newest first."""
-    for checkpoint in good[: policy.keep_good]:
+    for checkpoint in _full(good)[: policy.keep_good]:
         yield checkpoint, f"one of the newest {policy.keep_good} good ones"
     for checkpoint in good[: policy.keep_last or 0]:
         yield checkpoint, f"one of the last {policy.keep_last}"

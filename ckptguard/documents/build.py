@@ -151,7 +151,9 @@ FORMS: dict[str, Form] = {
         "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}
     ),
     # known-good, status, restore, rollback
-    "good_checkpoint.KnownGood": Form("path series step id kept place verified_at reason save", {"save": _whole_save}),
+    "good_checkpoint.KnownGood": Form(
+        "path series step id kept place verified_at reason thinned save", {"save": _whole_save}
+    ),
     "good_checkpoint.SavePart": Form("path series step id role place rule behind"),
     "list_saves.SaveOfSeveral": Form("good parts lacks"),
     "list_saves.SavedPart": Form("series step id rule behind good"),
@@ -159,7 +161,7 @@ FORMS: dict[str, Form] = {
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
-        " without_md5=summary.without_md5 silence=summary.silence newest_bad",
+        " without_md5=summary.without_md5 silence=summary.silence newest_bad thinned",
         {"newest_bad": lambda status: [state.path for state in status.newest_bad]},
     ),
     "silence.Silence": Form("*", {"until": lambda silence: _moment(silence.until)}),
@@ -207,9 +209,9 @@ FORMS: dict[str, Form] = {
         "*", {"errors": lambda facts: [{"check": check, "message": said} for check, said in facts.errors]}
     ),
     # retention
-    "prune.Pruned": Form("dry_run policy kept removed emptied in_trash could_not_tell", {"kept": _kept}),
+    "prune.Pruned": Form("dry_run policy kept removed thinned emptied in_trash could_not_tell", {"kept": _kept}),
     "retention_policy.Policy": Form(
-        "keep_last keep_every keep_within keep_best keep_good failed=drop_failed",
+        "keep_last keep_every keep_within keep_best keep_good thin_after failed=drop_failed",
         {"keep_best": lambda policy: [str(best) for best in policy.keep_best]},
     ),
     "retention.RetentionDecision": Form(
@@ -217,6 +219,7 @@ FORMS: dict[str, Form] = {
         " outcome=checkpoint.outcome changed=checkpoint.changed bytes=checkpoint.bytes metrics=checkpoint.metrics"
         " reasons"
     ),
+    "prune.ThinnedCheckpoint": Form("path series=id.series step=id.step id files bytes reason"),
     "trash.Trashed": Form("path series step id bytes removed_at"),
     "pins.Pin": Form("series step id reason note since until"),
     # scrub, repair, replicate

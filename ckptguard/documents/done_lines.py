@@ -49,6 +49,14 @@ def prune_lines(done: Pruned) -> Iterator[Line]:
     """What a policy removes, in all."""
     freed = sum(d.checkpoint.bytes for d in done.removed)
     yield Line(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
+    for one in done.thinned:
+        if one.reason:
+            yield Line(f"{escape(one.path)} stays whole: {one.reason}")
+        else:
+            files = ", ".join(escape(path.removeprefix(f"{one.path}/")) for path in one.files[:3])
+            more = f" and {len(one.files) - 3} more files" if len(one.files) > 3 else ""
+            did = "would take" if done.dry_run else "took"
+            yield Line(f"{did} {files}{more} from {escape(one.path)} ({size(one.bytes)}): only a resume needs them")
     if done.emptied:
         total = size(sum(mark.bytes for mark in done.emptied))
         would = "would remove" if done.dry_run else "removed"

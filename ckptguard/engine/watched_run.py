@@ -478,7 +478,7 @@ class WatchedRun:
                 done = msgspec.structs.replace(done, yielded=True)
         wrote = bool(done.checked or asked)
         wrote |= self.guards and not self._caller_acts and self._record_missed(view, wrote=wrote)
-        self._note(view, wrote=wrote or bool(done.pruned), troubled=bool(done.could_not_tell))
+        self._note(view, wrote=wrote or bool(done.pruned or done.thinned), troubled=bool(done.could_not_tell))
         return done
 
     def _begin_guarding(self, view: RunView, on_record: DaemonRecord | None, *, assume_quiet: bool) -> None:
@@ -628,6 +628,8 @@ class WatchedRun:
             self.log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
             self.log("pruned", run=self.url, path=path)
+        for path in done.thinned:
+            self.log("thinned", run=self.url, path=path)
         self._report_room(done)
 
     def _report_room(self, done: PassResult) -> None:

@@ -49,6 +49,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int | None
     pins: tuple[str, ...]
     reason: str
+    thinned: bool = False  # what only a resume needs was taken from it
     counter: str | None = None  # the finest counter inside it, such as "iter_num 3500"
 
 
@@ -131,6 +132,7 @@ class _Known(NamedTuple):
             kept_bytes=own_bytes(self.run, copy) if copy else None,
             pins=tuple(self.pins.get(id, ())),
             reason=reason,
+            thinned=sealed is not None and bool(sealed.thinned),
             counter=finest_counter(sealed.series_head.counters) if sealed else None,
         )
 

@@ -21,7 +21,7 @@ from ckptguard.records.silences import read_silence
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_states
 from ckptguard.runs.ended import ended_at, ended_words
-from ckptguard.runs.find_known_good import KnownGood, openable
+from ckptguard.runs.find_known_good import KnownGood, full_first, openable
 from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
@@ -66,6 +66,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     summary: RunSummary
     bad: tuple[str, ...] = ()
     newest_bad: tuple[CheckpointState, ...] = ()
+    thinned: tuple[str, ...] = ()
     not_understood: NotUnderstood | None = None
 
 
@@ -123,6 +124,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         summary=summary,
         bad=tuple(s.path for s in present if s.outcome is Outcome.BAD and not s.changed),
         newest_bad=_newest_bad(view, present) if ended is None else (),
+        thinned=tuple(s.path for s in present if s.thinned),
         not_understood=unread,
     )
 
@@ -164,7 +166,8 @@ def _row(view: RunView, reader: RunReader, state: CheckpointState) -> Generation
 
 def _known_good(view: RunView, reader: RunReader) -> KnownGood | None:
     """What `find_known_good` says, by what a reader says of the records."""
-    found = next(best_moments(RememberedSaves(reader), view.history.series), None)
+    source = RememberedSaves(reader)
+    found = next(full_first(best_moments(source, view.history.series), source.wanted), None)
     return None if found is None else openable(found.answer)
 
 

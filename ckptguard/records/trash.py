@@ -15,7 +15,10 @@ MOVED, MARKED = "moved", "marked"
 
 class Trashed(Mark, frozen=True, kw_only=True):
     """One generation that was removed. "moved": its files are at ``<folder>/<path>``. "marked": they stay in place
-    until the grace period is over. `host`, `boot_id` and `uptime` give the time beside the clock."""
+    until the grace period is over. `host`, `boot_id` and `uptime` give the time beside the clock.
+
+    `becomes`: it was only thinned, to this generation of its step. Its files in `stays` are in place, too, and linked
+    here. `bytes` are those of the others."""
 
     top: ClassVar[str] = FOLDER
     how: str
@@ -24,6 +27,8 @@ class Trashed(Mark, frozen=True, kw_only=True):
     host: str
     boot_id: str
     uptime: float
+    becomes: int = 0
+    stays: tuple[str, ...] = ()
 
     def is_about(self, id: CheckpointId) -> bool:
         """True if it is also a mark as we write it: the root of a run is never removed."""

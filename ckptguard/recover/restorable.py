@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.trash import list_trashed, trash_folder
+from ckptguard.records.trash import list_trashed, read_trashed, trash_folder
 from ckptguard.replicas.replicate import has_newest, known_bad, open_replicas
 from ckptguard.runs.candidates import Choice, Refused, Skipped
 from ckptguard.runs.find_known_good import (
@@ -149,7 +151,7 @@ class _Places:
         if self._step is not None:
             yield from (id for id in self._named() if id not in refused)
         else:
-            yield from self._good(Wanted(exclude=refused))
+            yield from self._good(Wanted(exclude=refused, thinned=True))
 
     def _good(self, wanted: Wanted) -> Iterator[CheckpointId]:
         for candidate in known_good_candidates(self._view, wanted):
@@ -168,8 +170,22 @@ class _Places:
     def _named(self) -> list[CheckpointId]:
         """Return what may be restored of the one step, best first."""
         if self._of_step is None:
-            self._of_step = list(self._good(Wanted(step=self._step))) or [self._not_good()]
+            good = list(self._good(Wanted(step=self._step, thinned=True)))
+            self._of_step = [*self._whole_in_trash(good), *good] or [self._not_good()]
         return self._of_step
+
+    def _whole_in_trash(self, good: Sequence[CheckpointId]) -> list[CheckpointId]:
+        """Return the whole checkpoints in the trash of which these are what thinning left."""
+        run, history = self._view.run, self._view.history
+        thinned = {id for id in good if (m := history.manifest(id)) is not None and m.thinned}
+        marks = [mark for id in (list_trashed(run) if thinned else ()) if (mark := read_trashed(run, id)) is not None]
+        found = [
+            mark.id
+            for mark in marks
+            if history.is_good(mark.id) and msgspec.structs.replace(mark.id, generation=mark.becomes) in thinned
+        ]
+        self._outcomes |= dict.fromkeys(found, Outcome.GOOD)
+        return found
 
     def _not_good(self) -> CheckpointId:
         """Return the best save of a step that has no known-good one. Those without a verdict get one."""
@@ -198,6 +214,8 @@ class _Places:
         """Return the worst outcome of a save, and remember that of each part."""
         verdicts = {one: self._view.history.verdict(one) for one in _ids_of(id, save)}
         own = {one: Outcome.PENDING if v is None else v.outcome for one, v in verdicts.items()}
+        doubted = (one for one in own if own[one] is Outcome.GOOD and not self._view.history.is_good(one))
+        own |= dict.fromkeys(list(doubted), Outcome.SUSPECT)  # what thinning left of it is
         self._outcomes |= own
         return worst(own.values())
 

@@ -58,6 +58,7 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
+from ckptguard.values.manifest import identity
 from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -328,16 +329,29 @@ def _current_verdict(
 ) -> tuple[int, CheckpointId | None]:
     """Return how many of the wanted checkpoints are not good in a replica, and the newest that is, with all that is
     saved with it. Raises CouldNotTellError."""
-    good = {part.id: target.is_good(part.id) for save in saves for part in save if part.id not in gone}
+    parts = {part.id: part for save in saves for part in save if part.id not in gone}
+    good = {id: target.is_good(id) or _is_whole_there(target, part) for id, part in parts.items()}
     last = next((save[0].id for save in saves if all(good.get(part.id, False) for part in save)), None)
     return list(good.values()).count(False), last
 
 
 def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
     """True if nothing needs sending. What is there for good is noted in `arrived`."""
-    if candidate.id not in arrived and has_arrived(target, candidate) and not _is_lost(target, candidate):
+    if candidate.id not in arrived and (
+        _is_whole_there(target, candidate) or (has_arrived(target, candidate) and not _is_lost(target, candidate))
+    ):
         arrived.add(candidate.id)
     return candidate.id in arrived
+
+
+def _is_whole_there(target: RunView, candidate: Candidate) -> bool:
+    """True if a replica has the whole checkpoint that was thinned in the run. A replica is not thinned with it."""
+    manifest, history = candidate.manifest, target.history
+    if not manifest.thinned:
+        return False
+    id = history.current_if_readable(manifest.series, manifest.step, manifest.path)
+    there = history.manifest(id) if id is not None and history.is_good(id) else None
+    return there is not None and set(identity(manifest.files)) <= set(identity(there.files))
 
 
 def _is_lost(target: RunView, candidate: Candidate) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ckptguard.decisions.retention import Present, RetentionDecision, decide
+from ckptguard.decisions.retention import Present, RetentionDecision, decide, may_be_thinned
 from ckptguard.errors import BusyError, CouldNotTellError, RecordsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
@@ -31,10 +31,22 @@ from ckptguard.values.verdict import Outcome
 _NOT_COLLECTED = "expired files that were moved aside could not be removed"
 
 
+class ThinnedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What thinning took from a checkpoint, or would take: `files`, which have these `bytes`. If it takes nothing,
+    `reason` says why. `id` is that of the whole checkpoint."""
+
+    path: str
+    id: CheckpointId
+    files: tuple[str, ...] = ()
+    bytes: int = 0
+    reason: str = ""
+
+
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy decided, and what was done. `removed` went to the trash, `emptied` was deleted from the trash.
 
-    With `dry_run` nothing was done. `could_not_tell` are the problems met, as sentences.
+    `thinned` are the checkpoints whose state for a resume went to the trash, and those of which it could not. With
+    `dry_run` nothing was done. `could_not_tell` are the problems met, as sentences.
     """
 
     dry_run: bool
@@ -43,6 +55,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[RetentionDecision, ...]
     in_trash: tuple[Trashed, ...]
     emptied: tuple[Trashed, ...]
+    thinned: tuple[ThinnedCheckpoint, ...] = ()
     could_not_tell: tuple[str, ...] = ()
 
 
@@ -117,6 +130,20 @@ def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned
         in_trash=tuple(mark for mark in seen.trash if mark not in emptied),
         emptied=tuple(emptied),
     )
+
+
+def to_thin(view: RunView, policy: Policy) -> list[tuple[Checkpoint, CheckpointId, str]]:
+    """Look again which checkpoints may be thinned, oldest first: each with its id, and why it may not after all, or "".
+
+    Raises CouldNotTellError as `prune` does.
+    """
+    seen = _look(view, policy.keep_good)
+    decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
+    together = {id for save in seen.saves for id in save}
+    return [
+        (seen.checkpoints[one.path], one.id, "it was saved together with others" if one.id in together else "")
+        for one in reversed(may_be_thinned(decisions, policy))
+    ]
 
 
 def prune_by_settings(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -225,6 +252,7 @@ def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trash
                 path=mark.folder,
                 id=mark.id,
                 outcome=_strict_outcome(reader, mark.id),
+                thinned=_is_thinned(reader, mark.id),
                 holds=tuple(pins.get(mark.id, ())),
             )
         )
@@ -283,10 +311,10 @@ def _strict_outcome(reader: RunReader, id: CheckpointId) -> Outcome:
 
 
 def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Present]]:
-    """Return the newest good ones of each series, newest first."""
+    """Return the newest good ones of each series that were not thinned, newest first."""
     by_series: dict[str, list[Present]] = {}
     for one in sorted(found, key=lambda one: one.id.order, reverse=True):
-        if one.outcome is Outcome.GOOD:
+        if one.outcome is Outcome.GOOD and not one.thinned:
             by_series.setdefault(one.id.series, []).append(one)
     return {series: good[:keep_good] for series, good in by_series.items()}
 
@@ -308,4 +336,10 @@ def _present(checkpoint: Checkpoint, reader: RunReader) -> Present:
         saved=seconds_of(sealed.series_head.sealed_at) if sealed is not None else None,
         metrics=sealed.metrics if sealed is not None else {},
         bytes=checkpoint.bytes,
+        thinned=sealed is not None and bool(sealed.thinned),
     )
+
+
+def _is_thinned(reader: RunReader, id: CheckpointId) -> bool:
+    sealed = reader.sealed(id)
+    return sealed is not None and bool(sealed.thinned)

@@ -18,9 +18,10 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError
+from ckptguard.errors import CkptguardError, ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.kept import read_set_aside
+from ckptguard.records.manifests import sealed_generations, write_manifest
 from ckptguard.records.pins import list_pins
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, list_records
@@ -46,7 +47,7 @@ from ckptguard.records.who_and_when import (
     utc_text,
 )
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
-from ckptguard.runs.publish import Place, move_within
+from ckptguard.runs.publish import Place, copy_within, move_within
 from ckptguard.runs.removal import (
     holds_checkpoints,
     remove_empty_folders,
@@ -58,6 +59,7 @@ from ckptguard.runs.removal import (
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.temporary_names import REPLACED
 from ckptguard.values.verdict import Outcome
 
@@ -90,6 +92,68 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     return True
 
 
+def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: Manifest) -> Trashed | None:
+    """Record that a checkpoint in place loses what only a resume needs, and seal what stays, which was read just now.
+
+    None if another process removes it. Nothing went: `finish_thinning` takes the files. After a kill, `settle_trash`
+    undoes it if nothing was sealed, else it finishes. The whole checkpoint can be restored from the trash, so what
+    stays is linked there. The caller holds the lock. Raises BusyError if another process sealed it, and after any error
+    all is as before.
+    """
+    now, goes = this_moment(), {path: size for path, size, *_ in thinned.thinned}
+    mark = Trashed(
+        **msgspec.structs.asdict(id),
+        path=checkpoint.path,
+        how=MOVED,
+        files=checkpoint.files,
+        signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
+        bytes=sum(goes.values()),
+        removed_at=utc_text(now.wall),
+        host=now.host,
+        boot_id=now.boot_id,
+        uptime=now.uptime,
+        becomes=thinned.generation,
+        stays=tuple(key for key in checkpoint.files if key not in goes),
+    )
+    if not mark_trashed(run, mark):
+        return None
+    try:
+        remove_record(run, mark.folder)  # without a mark it belongs to nobody
+        for path in mark.stays:
+            copy_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), path, how="link")
+        write_manifest(run, thinned)
+    except CkptguardError:
+        with contextlib.suppress(CkptguardError):
+            settle_thinning(run, mark)
+        raise
+    return mark
+
+
+def finish_thinning(run: Run, mark: Trashed) -> None:
+    """Take the files of a checkpoint that was sealed without them to the trash. If it is killed, repeat it."""
+    goes = {key: tuple(signature) for key, *signature in mark.signature if key not in mark.stays}
+    for key, signature in goes.items():
+        entry = find_entry(run.storage, key)
+        if entry is not None and entry.signature == signature:  # else it is there already, or was saved again
+            move_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), key)
+    mark_taken(run, mark)
+    for folder in {key.rpartition("/")[0] for key in goes} - {mark.path}:
+        remove_empty_folders(run.storage, folder)
+
+
+def settle_thinning(run: Run, mark: Trashed) -> None:
+    """Finish a thinning that was interrupted, or undo it if what stays was not sealed, or was sealed again since."""
+    series, step = mark.series, mark.step
+    sealed = max((id.generation for id in sealed_generations(run, series) if id.step == step), default=0)
+    if sealed == mark.becomes:
+        finish_thinning(run, mark)
+        return
+    for entry in run.records.list(mark.folder, recursive=True):
+        if entry.kind == "file" and entry.key.removeprefix(mark.folder + "/") not in mark.stays:
+            _put_back(run, mark, entry.key)
+    forget_trashed(run, mark)
+
+
 def moves_files(run: Run) -> bool:
     """True if a checkpoint can be renamed into the trash."""
     if run.storage.root is None or run.records.root is None:
@@ -102,6 +166,9 @@ def settle_trash(run: Run) -> None:
     remove_unmarked(run)
     for mark in read_trash(run):
         if is_taken(run, mark) == (mark.how == MOVED):
+            continue
+        if mark.becomes:
+            settle_thinning(run, mark)
             continue
         left = list(_left_in_place(run, mark))
         if mark.how == MARKED:  # killed while it was deleted
@@ -206,7 +273,7 @@ def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
     if seen_for(view.run, place) is not None:
         return True
     newer = (other for other in view.history.ordered(id.series) if other.order > id.order)
-    wanted = Wanted(series=id.series, exclude=frozenset(newer), sure=True)
+    wanted = Wanted(series=id.series, exclude=frozenset(newer), sure=True, thinned=True)
     return any(candidate.id == id for candidate in itertools.islice(known_good_candidates(view, wanted), 2))
 
 

@@ -45,12 +45,14 @@ def as_reported(file: File, entry: Entry) -> File:
     return replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag, ctime_ns=entry.ctime_ns)
 
 
-def late_state(keys: Iterable[str], sealed: Sealed) -> frozenset[str]:
+def late_state(keys: Iterable[str], sealed: Sealed, there: Iterable[Entry] = ()) -> frozenset[str]:
     """Return the files with state, by their names, that came after the checkpoint was sealed.
 
-    A README, a log or the results of an evaluation are none.
+    A README, a log or the results of an evaluation are none. Nor is one that is `there` because it was not yet taken
+    away when the checkpoint was thinned.
     """
     known = {path for path, *_ in seen_when_sealed(sealed)}
+    known |= {entry.key for entry in there if (entry.key, *entry.signature) in sealed.thinned}
     late = [key for key in keys if key not in known]
     if not late:
         return frozenset()

@@ -28,6 +28,7 @@ from ckptguard.runs.good_checkpoint import (
     SavePart,
     Wanted,
     candidate_of,
+    full_first,
     presence_of,
 )
 from ckptguard.runs.history import History, load_history, names_alone
@@ -48,6 +49,7 @@ __all__ = [
     "best_on_record",
     "candidate_of",
     "find_known_good",
+    "full_first",
     "is_newer",
     "known_good_candidates",
     "newest_candidate",
@@ -113,6 +115,12 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     hint = f"run `ckptguard verify {place}` to see what there is"
     if step is not None:
         hint = f"a good one is in the trash; get it with: ckptguard restore {place} --step {step} --to DEST"
+    elif (thin := _thinned(run, before_step)) is not None:
+        what = escape(thin.manifest.path)
+        hint = (
+            f"{what} is good, but thinned: a resume would restart its {', '.join(thin.answer.thinned)}."
+            f" For its weights, run: ckptguard restore {place}{_step_option(thin.id)} --to DEST"
+        )
     elif began_with := _inputs_of(run):
         hint = f"training began with {escape(began_with)} and did not save it: nothing goes back to it. Train from it"
     elif alone := _good_alone(run, before_step):
@@ -127,6 +135,10 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
 
 
+def _step_option(id: CheckpointId) -> str:
+    return "" if id.number is None else f" --step {id.number}"
+
+
 def _good_alone(run: Run, before_step: int | None) -> Manifest | None:
     """Return a good checkpoint with weights that is no whole save, or None."""
     with contextlib.suppress(CouldNotTellError):
@@ -136,6 +148,14 @@ def _good_alone(run: Run, before_step: int | None) -> Manifest | None:
             found = next(_best_first(history, wanted, every_copy=False), None)
             if found is not None and series_head_of(found.manifest).has_weights:
                 return found.manifest
+    return None
+
+
+def _thinned(run: Run, before_step: int | None) -> Candidate | None:
+    """Return the best checkpoint that is good, but was thinned; or None."""
+    with contextlib.suppress(CouldNotTellError):
+        wanted = Wanted(before_step=before_step, sure=True, thinned=True)
+        return next(_best_first(load_history(run), wanted, every_copy=False), None)
     return None
 
 
@@ -219,12 +239,19 @@ def _best_first(history: History, wanted: Wanted, *, every_copy: bool) -> Iterat
     """Yield the candidates, the best first: of one series the newest, of several as `best_moments` says."""
     ranked = _ranked(history, wanted)
     if len(ranked) == 1:
-        yield from filter(None, (candidate_of(history, id, wanted, every_copy=every_copy) for id in ranked[0]))
+        thinned = []
+        for id in ranked[0]:
+            found = candidate_of(history, id, wanted, every_copy=every_copy)
+            if found is not None and found.answer.thinned:
+                thinned.append(found)
+            elif found is not None:
+                yield found
+        yield from thinned if wanted.thinned else ()
     elif ranked:
         from ckptguard.runs.saved_together import RecordedSaves, best_moments  # of one series nobody needs it
 
         series = [one for one in history.series if wanted.is_of(one)]
-        yield from best_moments(RecordedSaves(history, wanted, every_copy=every_copy), series)
+        yield from full_first(best_moments(RecordedSaves(history, wanted, every_copy=every_copy), series), wanted)
 
 
 def is_newer(one: Candidate, other: Candidate) -> bool:

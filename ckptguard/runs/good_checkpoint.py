@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -37,7 +38,8 @@ class SavePart(msgspec.Struct, frozen=True, kw_only=True):
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint to go back to. `path` can be opened as it is. `place` is "in place", "kept" or "replica". `save` are
-    all checkpoints that were saved with it, itself too; there are none if it is a save by itself."""
+    all checkpoints that were saved with it, itself too; there are none if it is a save by itself. `thinned` are the
+    parts that were taken away, which a resume would restart."""
 
     path: str
     id: CheckpointId
@@ -46,6 +48,7 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     place: str = IN_PLACE
     save: tuple[SavePart, ...] = ()
+    thinned: tuple[str, ...] = ()
 
     @property
     def series(self) -> str:
@@ -73,6 +76,15 @@ def alone(path: str, id: CheckpointId, place: str) -> SavePart:
         rule="",
         behind=0,
     )
+
+
+def _as_thinned(answer: KnownGood, sealed: Sealed) -> KnownGood:
+    """Say what a resume from a checkpoint that was thinned would lose."""
+    from ckptguard.layouts.thinning import roles_taken  # few are
+
+    taken = roles_taken(path for path, *_ in sealed.thinned)
+    lost = f"it was thinned, so a resume would restart: {', '.join(taken)}"
+    return msgspec.structs.replace(answer, thinned=taken, reason=f"{answer.reason}; {lost}")
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +133,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which known-good checkpoints may be taken. `before_step` is exclusive; `only` allows a single checkpoint.
 
     A name without a single number takes its step from a counter inside. Without one it is before no step. With `sure`,
-    files that changed since they were read count as gone: use it if you do not read them.
+    files that changed since they were read count as gone: use it if you do not read them. With `thinned`, what was
+    thinned comes after everything else; without it, nobody is led there.
     """
 
     before_step: int | None = None
@@ -132,6 +145,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     only: CheckpointId | None = None
     sure: bool = False
+    thinned: bool = False
 
     def is_of(self, series: str) -> bool:
         """True if checkpoints of this series may be wanted."""
@@ -150,6 +164,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 ANY = Wanted()
 SURE = Wanted(sure=True)
+P = TypeVar("P", bound=Presence)
 
 
 def candidate_of(
@@ -162,6 +177,18 @@ def candidate_of(
         return None
     found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=wanted.sure)
     return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
+
+
+def full_first(found: Iterable[P], wanted: Wanted) -> Iterator[P]:
+    """Yield what was not thinned, in its order, then the rest if it is wanted."""
+    thinned = []
+    for one in found:
+        if one.answer.thinned:
+            thinned.append(one)
+        else:
+            yield one
+    if wanted.thinned:
+        yield from thinned
 
 
 def presence_of(
@@ -209,4 +236,6 @@ def presence_of(
         return None
     place = IN_PLACE if in_place else KEPT
     answer = KnownGood(path=path, id=id, kept=not in_place, verified_at=at, reason=reason, place=place)
+    if sealed.thinned:
+        answer = _as_thinned(answer, sealed)
     return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy, entries=tuple(entries))

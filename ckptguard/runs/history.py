@@ -213,10 +213,23 @@ class History:
     def good_verdict(self, id: CheckpointId) -> Verdict | None:
         """Return the same if the content sealed under this id is good, wherever a whole copy of it is; else None.
 
-        It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later.
+        It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later. If it was
+        thinned, what stayed must be good, too: a suspicion is about the whole one.
         """
-        verdict = self.verdict(id) if id in self._at(id.series, id.step).was_good else None
-        return verdict if verdict is not None and sealed_outcome(verdict) is Outcome.GOOD else None
+        step = self._at(id.series, id.step)
+        verdict = self.verdict(id) if id in step.was_good else None
+        if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
+            return None
+        return verdict if len(step.ids[MANIFESTS]) < 2 or self._good_since(id, step) else None
+
+    def _good_since(self, id: CheckpointId, step: StepRecords) -> bool:
+        """True unless what thinning left of a generation is no longer good."""
+        for later, current_verdict in step.current_verdicts.items():
+            if later.generation > id.generation and current_verdict.outcome is not Outcome.GOOD:
+                manifest, verdict = self.manifest(later), self.verdict(later)
+                if manifest is not None and manifest.thinned and verdict is not None:
+                    return sealed_outcome(verdict) is Outcome.GOOD
+        return True
 
     def is_good(self, id: CheckpointId) -> bool:
         """True if the content sealed under this id is good, wherever a whole copy of it is."""
@@ -408,6 +421,8 @@ class History:
             manifest, verdict = self.manifest(other), self.verdict(other)
             if manifest is not None and other.step == id.step and _is_part_of(manifest, sizes):
                 continue
+            if manifest is not None and manifest.thinned:  # the whole one is on record before it
+                continue
             good = verdict is not None and verdict.outcome is Outcome.GOOD
             if manifest is not None and (good or other in accepted):
                 return manifest, verdict
@@ -427,7 +442,7 @@ class History:
             id = known[place]
             went_on = self.is_sealed(id) and not self.is_quarantined(id)
             manifest = self.manifest(id) if went_on else None
-            if manifest is not None:
+            if manifest is not None and not manifest.thinned:
                 verdict = self.verdict(id)
                 return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
         return None
@@ -443,7 +458,7 @@ class History:
             place = other.generation if fixed else other.step
             if is_good and (other.step is None) == fixed and (fixed or place != id.step) and place not in found:
                 manifest = self.manifest(other)
-                if manifest is not None:
+                if manifest is not None and not manifest.thinned:
                     found[place] = manifest
             if len(found) == most:
                 break

@@ -248,6 +248,7 @@ class RunReader:
                 bytes_digest(manifest.files),
                 ranks_named(f.path for f in manifest.files),
                 all(f.md5 for f in manifest.files),
+                manifest.thinned,
             )
         number, verdict = history.judged(id)
         if verdict is not None:

@@ -91,7 +91,7 @@ class RecordedSaves:
 class RememberedSaves:
     """The same by what a reader remembers of the records. It answers for the files as they are described now."""
 
-    wanted = SURE
+    wanted = msgspec.structs.replace(SURE, thinned=True)
 
     def __init__(self, reader: RunReader) -> None:
         self.history, self._reader = reader.history, reader
@@ -333,7 +333,7 @@ def answers(source: CandidateSource[P], group: Group) -> Iterator[tuple[P, Serie
     lacking = []
     for moment in moments_of(group):
         found_save = _offered(source, group, moment) if moment.was_good else None
-        if found_save is not None and moment.lacks:
+        if found_save is not None and (moment.lacks or found_save[0].answer.thinned):
             lacking.append(found_save)
         elif found_save is not None:
             yield found_save
@@ -366,7 +366,8 @@ def _offered(source: CandidateSource[P], group: Group, moment: Moment) -> tuple[
     save = tuple(
         _described(member, heads, places[member.content.id].path, places[member.content.id].place) for member in members
     )
-    answer = msgspec.structs.replace(answer, answer=msgspec.structs.replace(answer.answer, save=save))
+    thinned = tuple(sorted({role for part, _ in parts for role in part.answer.thinned}))
+    answer = msgspec.structs.replace(answer, answer=msgspec.structs.replace(answer.answer, save=save, thinned=thinned))
     whole = msgspec.structs.replace(
         next(s for s in stands if s.series == first.series),
         counters=counters,

@@ -260,7 +260,7 @@ def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
 def _is_sealed_whole(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """True if its files look as they did when they were sealed, and no file with state came later."""
     manifest = view.history.manifest(id)
-    late = manifest is not None and late_state(checkpoint.files, manifest)
+    late = manifest is not None and late_state(checkpoint.files, manifest, checkpoint.entries)
     return not late and _looks_sealed(view, checkpoint, id)
 
 

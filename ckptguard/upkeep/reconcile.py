@@ -57,6 +57,7 @@ from ckptguard.upkeep.samples import (
     sample_of,
     wait_for_writers,
 )
+from ckptguard.upkeep.thin import thin
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -96,6 +97,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     unverified: tuple[str, ...] = ()  # saves that went, or were saved over, and will have no verdict
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
+    thinned: tuple[str, ...] = ()  # paths whose state for a resume it removed
     could_not_tell: tuple[str, ...] = ()
     room: RoomProblem | None = None  # which kept copies the run lacks because there is no room
     short_of_room: bool = False  # the next saves of the runs on its file system may not fit
@@ -271,6 +273,7 @@ class _Pass:
         self._marks: frozenset[str] = frozenset()  # the keys of marks of emptied paths
         self.marks_later = False  # files went a moment ago
         self._pruned: tuple[str, ...] = ()
+        self._thinned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
     def result(self, listing: Listing) -> PassResult:
@@ -284,6 +287,7 @@ class _Pass:
             unverified=unverified,
             lost=self._lost(unverified),
             pruned=self._pruned,
+            thinned=self._thinned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             room=self.notes.room.on_record,
             short_of_room=self.notes.room.missing > 0,
@@ -588,6 +592,10 @@ class _Pass:
             self._found(result)
         self._pruned, troubles = prune_by_settings(self.view)
         self.troubles += [*repaired.could_not_tell, *troubles]
+        if not troubles:
+            thinned, troubles = thin(self.view, self.view.settings.retention(), work=self.work)
+            self._thinned = tuple(one.path for one in thinned if one.files)
+            self.troubles += troubles
 
     def _wait_for_turn(self, checkpoint: Checkpoint, waits: NotYet) -> None:
         early = self.notes.samples[checkpoint.path].early

@@ -114,6 +114,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nonfinite_metrics: dict[str, str] = {}  # the others, as words: "nan", "inf", "-inf"
     counters: tuple[Counter, ...] = ()  # the finest first
     first_saved_ns: int | None = None  # in a replica: when its run had saved it
+    # Files of the generation before it that were taken away, because only a resume needs them: path, size, mtime,
+    # inode and etag of each. The others are the same files, with the same bytes.
+    thinned: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
 
     @property
     def saved_at(self) -> int | None:
@@ -207,7 +210,8 @@ def decode_manifest(text: bytes) -> Manifest:
             f"a manifest has format {manifest.format}; this version reads up to {MANIFEST.reads}",
             hint="upgrade ckptguard",
         )
-    paths = [f.path for f in manifest.files] + [manifest.path] * (manifest.path != ".")
+    paths = [f.path for f in manifest.files] + [path for path, *_ in manifest.thinned]
+    paths += [manifest.path] * (manifest.path != ".")
     for path in paths:
         if not is_safe_path(path) or path.split("/")[0] == RECORDS_FOLDER:
             raise RecordsError(f"a manifest names an unsafe path: {path!r}")

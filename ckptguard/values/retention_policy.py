@@ -30,7 +30,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The rules for one series: a checkpoint stays if any of them keeps it. Without a `keep_` rule nothing good is
     removed.
 
-    The newest `keep_good` GOOD ones always stay. Raises SettingsError for an impossible rule.
+    The newest `keep_good` GOOD ones always stay, with all that they hold. Of those older than the newest `thin_after`
+    that stay, what only a resume needs is removed. Raises SettingsError for an impossible rule.
     """
 
     keep_last: int | None = None  # the newest n
@@ -38,10 +39,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     keep_within: float | None = None  # seconds
     keep_best: tuple[Best, ...] = ()
     keep_good: int = 2
+    thin_after: int | None = None
     drop_failed: bool = False  # also remove BAD, INCOMPLETE and SUSPECT ones that have `keep_good` newer GOOD ones
 
     def __post_init__(self) -> None:
-        for name in ("keep_last", "keep_every", "keep_good"):
+        for name in ("keep_last", "keep_every", "keep_good", "thin_after"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 10**12:
                 raise SettingsError(f"{name} must be at least 1, not {value}")
@@ -56,7 +58,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def asks_nothing(self) -> bool:
         """True if nothing may be removed."""
-        return not self.has_rules and not self.drop_failed
+        return not self.has_rules and not self.drop_failed and self.thin_after is None
 
 
 def parse_span(text: float | str) -> float:

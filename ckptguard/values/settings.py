@@ -97,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_every: int | None = None  # the first of every n steps
     keep_within: float | str | None = None  # those sealed less than this before the newest: seconds, or "2d"
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
+    # Good ones older than the newest n good ones keep weights, config and metrics; what only a resume needs goes.
+    thin_after: int | None = None
     prune_failed: bool = False  # also remove bad, incomplete and suspect ones, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
     replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
@@ -205,6 +207,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 keep_within=keep_within,
                 keep_best=tuple(parse_best(text) for text in self.keep_best),
                 keep_good=self.keep_good,
+                thin_after=self.thin_after,
                 drop_failed=self.prune_failed,
             )
         except SettingsError as error:

@@ -84,6 +84,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stale: bool = False  # weights and optimizer moments equal those of the step before
     skipped_steps: int | None = None  # updates that DeepSpeed skipped so far
     world_size: int | None = None  # ranks, if the checkpoint itself states them
+    thinned: tuple[str, ...] = ()  # roles that were taken away after it was verified: optimizer, scheduler, scaler
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

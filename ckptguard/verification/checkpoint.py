@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from ckptguard.checks import Evidence, facts_of, is_bad_alone, run_checks
-from ckptguard.checks.evidence import FoundSums, KnownFacts
+from ckptguard.checks.digests import same_content
+from ckptguard.checks.evidence import NO_SUMS, FoundSums, KnownFacts
 from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
 from ckptguard.checks.stale import has_rested
@@ -333,11 +334,16 @@ def judge_and_record(
 
 def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: ReadContent) -> Evidence:
     """Gather what the checks need: what was read, and what the run's records and settings say."""
-    history, settings, id = view.history, view.settings, content.id
+    history, settings, id, scan = view.history, view.settings, content.id, read.scan
     manifest, verdict = how.reference, None
     if manifest is None:
         sizes = {entry.key: entry.size for entry in checkpoint.entries}
         manifest, verdict = history.reference(id, sizes) or (None, None)
+    if content.sealed is not None and content.sealed.thinned:
+        from ckptguard.layouts.thinning import without_resume_state  # few are
+
+        manifest = without_resume_state(manifest) if manifest is not None else None
+        checkpoint, scan = _without_leftovers(checkpoint, scan, content.sealed)
     before = history.verdict(id)
     said = () if before is None else (f for f in before.findings if f.check == UNDERSTOOD)
     previous, previous_facts = (None if how.alone else history.previous(id.series, id.step)) or (None, None)
@@ -360,7 +366,16 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         trusted=how.trusted or any(f.severity is Severity.NOTICE for f in said),
         sums=read.sums,
     )
-    return collect_evidence(view.run.storage, checkpoint, read.scan, known)
+    return collect_evidence(view.run.storage, checkpoint, scan, known)
+
+
+def _without_leftovers(checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> tuple[Checkpoint, Scan]:
+    """Return a thinned checkpoint and its scan without the files that were not taken away yet: they count for
+    nothing."""
+    left = {entry.key for entry in checkpoint.entries if (entry.key, *entry.signature) in sealed.thinned}
+    entries = tuple(entry for entry in checkpoint.entries if entry.key not in left)
+    files = tuple(file for file in scan.files if file.entry.key not in left)
+    return msgspec.structs.replace(checkpoint, entries=entries), msgspec.structs.replace(scan, files=files)
 
 
 def _findings(view: RunView, evidence: Evidence, how: Verification, content: ReadContent) -> list[Finding]:
@@ -391,23 +406,11 @@ def _recorded(
     if sealed is None and not unfinished:
         sealed = seal_observed(view.run, evidence, id)
         history.note_manifest(sealed)
-    plugins = {f.structure.plugin for f in evidence.scan.files if f.structure.plugin}
-    plugins |= {f.found for f in findings if f.check == PLUGIN and f.found}
-    verdict = Verdict(
-        format=VERDICT.writes,
-        **msgspec.structs.asdict(id),
-        outcome=outcome,
-        findings=limit_findings(findings),
-        checked_at=utc_now(),
-        version=__version__,
-        digests=("blake3", "md5") if read.md5 else ("blake3",),
-        seconds=round(read.scan.seconds, 3),
-        facts=facts_of(evidence),
+    verdict = msgspec.structs.replace(
+        _verdict(evidence, read, id, findings, outcome),
         place_damaged=damaged,
         seen=signature_seen(entries, sealed, damaged=damaged) if sealed is not None else (),
-        read_back="bytes",
         content=sealed_outcome(before) if damaged and before is not None else None,
-        plugins=tuple(sorted(plugins)),
     )
     if not _says_nothing_new(history, verdict, before):
         history.add_verdict(verdict)
@@ -417,6 +420,50 @@ def _recorded(
         md5s = {file.entry.key: file.md5 for file in read.scan.files if file.md5}
         record_late_md5s(view.run, id, {file.path: md5s[file.path] for file in sealed.files if file.path in md5s})
     return sealed
+
+
+def _verdict(evidence: Evidence, read: Read, id: CheckpointId, findings: list[Finding], outcome: Outcome) -> Verdict:
+    """Return what was found in the bytes of a checkpoint that are in place, or that stay there."""
+    plugins = {f.structure.plugin for f in evidence.scan.files if f.structure.plugin}
+    plugins |= {f.found for f in findings if f.check == PLUGIN and f.found}
+    return Verdict(
+        format=VERDICT.writes,
+        **msgspec.structs.asdict(id),
+        outcome=outcome,
+        findings=limit_findings(findings),
+        checked_at=utc_now(),
+        version=__version__,
+        digests=("blake3", "md5") if read.md5 else ("blake3",),
+        seconds=round(read.scan.seconds, 3),
+        facts=facts_of(evidence),
+        read_back="bytes",
+        plugins=tuple(sorted(plugins)),
+    )
+
+
+def judge_thinned(view: RunView, checkpoint: Checkpoint, thinned: Manifest, work: Work = PLAIN) -> Verdict | str:
+    """Read what would stay of a checkpoint in place, and return the verdict that it would have; or what is wrong with
+    it. Nothing is recorded. What a user has cleared of the whole one stays cleared. Raises as `verify_checkpoint`
+    does."""
+    stays = {file.path for file in thinned.files}
+    left = msgspec.structs.replace(checkpoint, entries=tuple(e for e in checkpoint.entries if e.key in stays))
+    scan = scan_checkpoint(view.run.storage, left, ScanOptions(md5=False, yield_for=work.yield_for), work)
+    read, content = Read(scan, NO_SUMS, False), ReadContent(thinned.id, thinned)
+    now = view.look_again(checkpoint.path)
+    if now is None or now.signature != checkpoint.signature:
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    for sealed, found in zip(thinned.files, scan.files, strict=True):
+        if not same_content(sealed, found):
+            return f"{escape(sealed.path)} differs from what was sealed"
+    evidence = _evidence(view, left, read, FULLY, content)
+    before = view.current(checkpoint)
+    findings = _with_suspicion(
+        _findings(view, evidence, FULLY, content), view.history.verdict(before) if before is not None else None
+    )
+    outcome = judge(findings, sealed=True)
+    if outcome is not Outcome.GOOD:
+        return f"what stays would be {outcome.value}: {why(findings, most=1)}"
+    return _verdict(evidence, read, thinned.id, findings, outcome)
 
 
 def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
@@ -430,7 +477,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         other_contents=lambda: _other_contents(history, sealed.id),
         was_gone=lambda: was_gone or _was_gone(view, sealed.id),
     )
-    broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
+    broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan, sealed))
     change = classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},

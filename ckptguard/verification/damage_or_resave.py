@@ -68,7 +68,8 @@ def classify_change(
     files and a whole structure are enough.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
-        return Change.GREW if not sealed_by_writer and late_state(found, sealed) else Change.SAME
+        late = not sealed_by_writer and late_state(found, sealed, (file.entry for file in found.values()))
+        return Change.GREW if late else Change.SAME
     if sealed_by_writer:
         return Change.DAMAGED
     files = _Files(sealed, found)

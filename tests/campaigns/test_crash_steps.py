@@ -11,6 +11,7 @@ import torch
 from support.crashes import Killed, fail_at, kill_at
 from support.faults import flip
 from support.kept_runs import guarded
+from support.layouts import write_trainer, write_zero2
 from support.records_on_disk import at, files_of
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
@@ -26,9 +27,11 @@ from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.thin import thin_too
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification.target import verify_target
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 NONE, COPY = QUICK.changed(keep="none"), QUICK.changed(keep="copy")
@@ -102,6 +105,68 @@ class Prune:
         shutil.rmtree(out)
 
 
+class Thin:
+    """Two of four folders lose what only a resume needs: one file of several ranks after the other."""
+
+    stride, failing_stride = 1 if FULL else 2, 23
+    copy = staticmethod(os.link)
+    says = CouldNotTellError
+
+    def __init__(self, writer, *goes):
+        self.writer, self.names = writer, goes
+
+    def begin(self, root):
+        self.paths = {step: self.writer(root, step, step) for step in GOES + STAYS}
+        reconcile(look(open_run(str(root)), NONE), PassNotes())
+        self.saved = self.files(root)
+
+    def act(self, run):
+        done = prune(look(run, NONE), Policy(thin_after=2), grace=86400.0)
+        return thin_too(look(run, NONE), done)
+
+    def after(self, root):
+        """What stays is not touched, and a whole one is known-good. What goes is in place, or in the trash."""
+        assert find_known_good(open_run(str(root))).id.step == 4
+        now, trash = (
+            self.files(root),
+            [path.read_bytes() for path in (root / "_ckptguard/trash").rglob("*") if path.is_file()],
+        )
+        for name, data in self.saved.items():
+            assert now.get(name) == data or (self.goes(name) and data in trash)
+        return len(now) < len(self.saved)
+
+    def look(self, root):
+        """A verification without a pass, then a pass: neither finds anything damaged, and both lead to a whole one."""
+        assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+        run = open_run(str(root))
+        assert all(one.outcome is Outcome.GOOD for one in reconcile(look(run, NONE), PassNotes()).checked)
+        assert find_known_good(run).id.step == 4
+
+    def again(self, run, *, failed):
+        assert self.act(run).could_not_tell == ()
+
+    def end(self, root):
+        """What goes is whole in the trash, with what stays, and all that is in place is good."""
+        run, now = open_run(str(root)), self.files(root)
+        assert now == {name: data for name, data in self.saved.items() if not self.goes(name)}
+        assert sorted(id.step for id in list_trashed(run)) == [*GOES]
+        assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+        for step in GOES:
+            out = at(run.url, "").with_name("out")
+            restore(look(run), str(out), step=step)
+            assert files_of(out) == {n: d for n, d in self.saved.items() if n.startswith(f"{self.paths[step]}/")}
+            shutil.rmtree(out)
+
+    def goes(self, name):
+        folder, _, last = name.rpartition("/")
+        return last.endswith(self.names) and any(folder.startswith(self.paths[step]) for step in GOES)
+
+    def files(self, root):
+        """The bytes of the files of checkpoints, by path."""
+        found = {key: data for key, data in files_of(root).items() if not key.startswith("_ckptguard")}
+        return {key: data for key, data in found.items() if "/" in key}
+
+
 class Repair:
     """There is damage in place, and in a kept copy."""
 
@@ -169,6 +234,8 @@ CASES = {
     "prune pairs for good": Prune(write_pair, 0.0),
     "prune folders to the trash": Prune(write_sharded, 86400.0),
     "prune folders for good": Prune(write_sharded, 0.0),
+    "thin folders": Thin(write_trainer, "optimizer.pt", "scheduler.pt"),
+    "thin the files of ranks": Thin(write_zero2, "optim_states.pt"),
     "repair a folder": Repair(write_sharded, *SHARDS[:2], f"{KEPT}/sharded-#/000000000200.1/{SHARDS[2]}"),
     "repair a file": Repair(write_torch, "net-200.pt", f"{KEPT}/net-#.pt/000000000100.1/net-100.pt"),
 }
@@ -219,7 +286,7 @@ def test_killed_at_any_step_nothing_is_lost(root, name, looks):
 @pytest.mark.campaign
 @pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("name", ["prune pairs to the trash", "repair a folder"])
+@pytest.mark.parametrize("name", ["prune pairs to the trash", "thin the files of ranks", "repair a folder"])
 def test_whatever_operation_fails_nothing_is_lost(root, name, for_ever):
     """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN
     looks at all): it is said, and the next one ends where an untouched one ends."""

@@ -36,7 +36,7 @@ def known_good(run: str, before_step: int | None, series: str | None, every: boo
     """
     from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 
-    settings, wanted = shared.settings([run]), Wanted(before_step=before_step, series=series)
+    settings, wanted = shared.settings([run]), Wanted(before_step=before_step, series=series, thinned=True)
     known_good: KnownGood | None = None
     if not settings.replicas and not read:
         from ckptguard.records.run import open_run
@@ -51,6 +51,8 @@ def known_good(run: str, before_step: int | None, series: str | None, every: boo
     if known_good is None:
         known_good = _read(run, settings, wanted, everything=read)
     known_good = openable(known_good)
+    if known_good.thinned:
+        warn(f"only thinned ones are good: a resume would restart: {', '.join(known_good.thinned)}")
     if shared.as_json:
         emit("known-good", known_good)
         return

@@ -8,7 +8,7 @@ import click
 
 from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines, table
-from ckptguard.terminal.output import emit, escape, is_quiet, say_errors, trouble, warn
+from ckptguard.terminal.output import emit, escape, is_quiet, say_errors, trouble, warn, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option(
     "--failed", is_flag=True, help="Remove bad, incomplete and suspect ones too, once enough newer ones are good."
 )
+@click.option(
+    "--thin-after",
+    metavar="N",
+    type=click.IntRange(1, 10**9),
+    help="Keep only the weights of what is older than the newest N good ones.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
@@ -35,6 +41,9 @@ def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object
 
     Rules count verified good checkpoints only, in each series. The newest good ones (keep_good), pinned ones and those
     in use always stay. So do all that are older than one without a verdict.
+
+    --thin-after moves to the trash what only a resume needs: optimizer, scheduler and scaler. Weights, config,
+    tokenizer and metrics stay, and are good.
 
     `ckptguard restore RUN --step N` finds what is in the trash until trash_grace is over.
     """
@@ -47,6 +56,12 @@ def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object
     view = open_named_run(run, settings)
     policy = settings.retention()
     done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
+    if policy.thin_after is not None:
+        from ckptguard.scan import scanner_of
+        from ckptguard.upkeep.thin import thin_too
+
+        with working("reading", scanner=scanner_of(settings)) as work:
+            done = thin_too(view, done, work=work)
     if shared.as_json:
         emit("prune", done, target=view.run.url)
     elif dry_run or not is_quiet():

@@ -19,6 +19,7 @@ from ckptguard.values.exit_codes import ExitCode, of_error
 if TYPE_CHECKING:
     from ckptguard.inspect.status import Status
     from ckptguard.records.room import RoomProblem
+    from ckptguard.runs.find_known_good import KnownGood
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
@@ -185,11 +186,12 @@ def _show(found: Status) -> None:
         say_text(_bad_words(found))
     say_text(f"protected? {found.explanation}")
     facts(
-        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
+        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_place_words(known_good)}"),
         ("verified", known_good and f"{age(found.known_good_age_seconds)} ago"),
         ("at risk", at_risk_words(found.at_risk)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),
+        ("thinned", found.thinned and f"{some(found.thinned)}: a resume would restart their optimizer"),
         ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
         ("last incident", _incident_words(found)),
         ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
@@ -211,6 +213,12 @@ def _bad_words(found: Status) -> str:
     run = shlex.quote(found.run)
     now = f"to go back: ckptguard rollback {run}" if found.known_good else "nothing is known to be good"
     return f"{lead} {'not good' if others else outcome}: {paths}{why}; {now}"
+
+
+def _place_words(known_good: KnownGood) -> str:
+    """Where the known-good checkpoint is, and what a resume from it would lose."""
+    lost = f" (thinned: a resume would restart: {', '.join(known_good.thinned)})" if known_good.thinned else ""
+    return _PLACES.get(known_good.place, "") + lost
 
 
 def _copies(found: Status) -> str | None:

@@ -34,6 +34,16 @@ def compare(run: Path, step: int, **states: Any) -> list[str]:
     truth = json.loads(truth_file(run, step).read_text(encoding="utf-8"))
     if set(states) != set(truth):
         return [f"compared {sorted(states)}, recorded {sorted(truth)}"]
+    return _differing(truth, states)
+
+
+def compare_weights(run: Path, step: int, weights: Any) -> list[str]:
+    """The same of the weights alone."""
+    truth = json.loads(truth_file(run, step).read_text(encoding="utf-8"))
+    return _differing({"model": truth["model"]}, {"model": weights})
+
+
+def _differing(truth: dict[str, dict[str, str]], states: dict[str, Any]) -> list[str]:
     found = {name: fingerprint(state) for name, state in states.items()}
     return [
         f"{name}:{key}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import accelerate
 import torch
 import torch.distributed.checkpoint as dcp
-from evidence import compare, record
+from evidence import compare, compare_weights, record
 from leave import leave
 
 STEPS = (2, 4, 6)
@@ -100,7 +100,8 @@ class Loop:
 
 
 def main() -> None:
-    """``write ROOT KIND...``: train and save; ``resume RUN CHECKPOINT STEP...``: load each and compare."""
+    """``write ROOT KIND...``: train and save; ``resume RUN CHECKPOINT STEP...``: load each and compare; ``weights``
+    with the same: load the model alone."""
     verb, arguments = sys.argv[1], sys.argv[2:]
     if any(Path(a).name == "deepspeed" for a in arguments):
         import deepspeed_on_cpu
@@ -113,6 +114,13 @@ def main() -> None:
     else:
         for run, checkpoint, step in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
             loop = Loop(Path(run))
+            if verb == "weights":
+                if loop.kind == "fsdp":
+                    loop.load(Path(checkpoint))
+                else:
+                    accelerate.load_checkpoint_in_model(loop.model, checkpoint)
+                assert compare_weights(Path(run), int(step), loop.model.state_dict()) == [], checkpoint
+                continue
             loop.load(Path(checkpoint))
             different = compare(Path(run), int(step), **loop.states())
             assert different == [], f"{checkpoint}: {different}"

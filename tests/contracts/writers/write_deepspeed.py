@@ -1,6 +1,7 @@
 """Runs of raw DeepSpeed, two gloo ranks: tags ``global_stepN`` with ``latest``; the run's name is the ZeRO stage.
 
-``write_deepspeed.py write ROOT zero1|zero2|zero3...`` and ``resume RUN FOLDER STEP...`` (FOLDER holds the tag).
+``write_deepspeed.py write ROOT zero1|zero2|zero3...``, ``resume RUN FOLDER STEP...`` (FOLDER holds the tag), and
+``weights`` with the same, which loads the module alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 import deepspeed
 import deepspeed_on_cpu
 import torch
-from evidence import compare, record
+from evidence import compare, compare_weights, record
 from leave import leave
 
 STEPS = (2, 4, 6)
@@ -68,6 +69,11 @@ def main() -> None:
     else:
         for run, folder, step in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
             made = engine(Path(run).name)
+            if verb == "weights":
+                path, _ = made.load_checkpoint(folder, tag=f"global_step{step}", load_module_only=True)
+                assert path is not None, folder
+                assert compare_weights(Path(run), int(step), made.module.state_dict()) == [], folder
+                continue
             path, client = made.load_checkpoint(folder, tag=f"global_step{step}")
             assert path is not None, folder
             assert client["seen"] == int(step), client

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from evidence import compare, record
+from evidence import compare, compare_weights, record
 from leave import leave
 
 STEPS = (2, 4, 6)
@@ -97,7 +97,8 @@ def trainer(run: Path, witness: Witness) -> transformers.Trainer:
 
 
 def main() -> None:
-    """``write ROOT KIND...``: train and save; ``resume RUN CHECKPOINT...``: resume from each and compare."""
+    """``write ROOT KIND...``: train and save; ``resume RUN CHECKPOINT...``: resume from each and compare; ``weights``
+    with the same: load the model alone."""
     verb, arguments = sys.argv[1], sys.argv[2:]
     if "deepspeed" in sys.argv[2:] or any(Path(a).name == "deepspeed" for a in arguments):
         import deepspeed_on_cpu
@@ -108,6 +109,11 @@ def main() -> None:
         for kind in arguments[1:]:
             run = Path(arguments[0], kind)
             trainer(run, Witness(run)).train()
+    elif verb == "weights":
+        for run, checkpoint in zip(map(Path, arguments[::2]), map(Path, arguments[1::2]), strict=True):
+            model = transformers.Qwen2ForCausalLM.from_pretrained(checkpoint)
+            different = compare_weights(run, int(checkpoint.name.split("-")[1]), model.state_dict())
+            assert different == [], f"{checkpoint}: {different}"
     else:
         for run, checkpoint in zip(map(Path, arguments[::2]), map(Path, arguments[1::2]), strict=True):
             witness = Witness(run, compare_with=int(checkpoint.name.split("-")[1]))

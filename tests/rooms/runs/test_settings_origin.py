@@ -58,6 +58,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "repair": (True, False),
     "keep_last": (1, False),
     "keep_every": (1000, False),
+    "thin_after": (1, False),
     "keep_within": (1.0, False),
     "keep_best": (["loss:min"], False),
     "prune_failed": (True, False),

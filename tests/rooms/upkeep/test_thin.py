@@ -1,0 +1,380 @@
+"""Thinning takes from old good checkpoints what only a resume needs. What stays is good, and nobody is led there."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+
+import click.testing
+import pytest
+from support.crashes import Killed, kill_at
+from support.faults import flip
+from support.json_documents import EXAMPLES, ordered, shape
+from support.layouts import WRITERS
+from support.records_on_disk import files_of
+from support.runs import QUICK
+from support.views import look
+
+from ckptguard.cli.entry import commands
+from ckptguard.errors import NoKnownGoodError, NotFoundError, RefusedError
+from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
+from ckptguard.records.run import open_run
+from ckptguard.records.trash import list_trashed
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.thin import thin, thin_too
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification.target import verify_target
+
+FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
+DAY = 86400.0
+NONE = QUICK.changed(keep="none")
+TWO = Policy(thin_after=2)
+TAKEN = {  # layout -> the names that go
+    "trainer": {"optimizer.pt", "scheduler.pt"},
+    "adapter": {"optimizer.pt", "scheduler.pt"},
+    "trainer-deepspeed": {
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "scheduler.pt",
+    },
+    "accelerate": {"optimizer.bin", "scheduler.bin"},
+    "accelerate-deepspeed": {
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "scheduler.bin",
+    },
+    "accelerate-fsdp": {".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "scheduler.bin"},
+    "zero2": {
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    },
+}
+REFUSED = {
+    "zero3": "DeepSpeed ZeRO-3",
+    "dcp": "same files",
+    "lightning": "same files",
+    "lightning-sharded": "same files",
+    "megatron": "same files",
+    "legacy": "same files",
+}
+
+
+def run_command(*arguments):
+    """Run a command in this process."""
+    done = click.testing.CliRunner().invoke(commands, [str(a) for a in arguments], prog_name="ckptguard")
+    assert "Traceback" not in done.output
+    return done
+
+
+def make(root, layout="trainer", steps=(100, 200, 300, 400), settings=NONE):
+    """A verified run of this layout, and the paths of its checkpoints by step."""
+    paths = {step: WRITERS[layout](root, step, step) for step in steps}
+    reconcile(look(open_run(str(root)), settings), PassNotes())
+    return paths
+
+
+def in_place(root):
+    """The bytes of all files of checkpoints, by path."""
+    return {key: data for key, data in files_of(root).items() if not key.startswith("_ckptguard")}
+
+
+def digests(manifest):
+    """What was sealed of each tensor with bytes."""
+    return {
+        (file.path, tensor.name): file.spans[tensor.span].blake3
+        for file in manifest.files
+        for tensor in file.tensors
+        if tensor.span is not None
+    }
+
+
+def thinned_of(root, policy=TWO, **how):
+    """Thin, and return what was done; there are no problems."""
+    done, troubles = thin(look(open_run(str(root)), NONE), policy, **how)
+    assert troubles == ()
+    return {one.path: one for one in done}
+
+
+@pytest.mark.parametrize("layout", TAKEN)
+def test_what_only_a_resume_needs_goes_and_the_rest_is_good(layout, root):
+    """By name: exactly the expected files go, every other byte stays, and each verification is good."""
+    paths = make(root, layout)
+    before = in_place(root)
+    planned = thinned_of(root, dry_run=True)
+    assert in_place(root) == before
+    assert thinned_of(root) == planned
+    old = [paths[100], paths[200]]
+    assert list(planned) == old
+    gone = before.keys() - in_place(root).keys()
+    assert {key.rpartition("/")[2] for key in gone} == TAKEN[layout]
+    assert all(key.startswith((*(f"{path}/" for path in old),)) for key in gone)
+    assert in_place(root) == {key: data for key, data in before.items() if key not in gone}
+    assert sum(one.bytes for one in planned.values()) == sum(len(before[key]) for key in gone)
+    report = verify_target(str(root), NONE)
+    assert report.outcome is Outcome.GOOD
+    notes = {c.path: [f.message for f in c.findings if "thinned" in f.message] for c in report.checkpoints}
+    assert [bool(notes[path]) for path in paths.values()] == [True, True, False, False]
+    history = load_history(open_run(str(root)))
+    for step in (100, 200):
+        [series] = {c.series for c in report.checkpoints}
+        whole, left = (history.manifest(CheckpointId(series, step, n)) for n in (1, 2))
+        assert digests(left).items() <= digests(whole).items()
+        assert history.verdict(left.id).facts.thinned
+        assert "model" in history.verdict(left.id).facts.resumable
+        assert "optimizer" not in history.verdict(left.id).facts.resumable
+    assert not reconcile(look(open_run(str(root)), NONE), PassNotes()).checked
+    assert thinned_of(root) == {}
+
+
+@pytest.mark.parametrize("layout", REFUSED)
+def test_what_cannot_be_taken_apart_stays_whole(layout, root):
+    """The reason is said, and no byte changes."""
+    make(root, layout)
+    before = in_place(root)
+    done = thinned_of(root)
+    assert len(done) == 2
+    assert all(REFUSED[layout] in one.reason and not one.files for one in done.values())
+    assert in_place(root) == before
+
+
+def test_nobody_is_led_to_a_thinned_one_while_a_whole_one_is_good(root):
+    """All whole ones are lost: known-good for a resume has none and says why, and a rollback refuses."""
+    paths = make(root)
+    thinned_of(root)
+    run = open_run(str(root))
+    assert find_known_good(run).step == 400
+    assert find_known_good(run, before_step=400).step == 300
+    with pytest.raises(NoKnownGoodError) as none:
+        find_known_good(run, before_step=300)
+    assert "is in the trash" in none.value.hint
+    prune(look(run, NONE), TWO, grace=0.0)
+    with pytest.raises(NoKnownGoodError) as none:
+        find_known_good(run, before_step=300)
+    assert f"{paths[200]} is good, but thinned" in none.value.hint
+    for step in (300, 400):
+        shutil.rmtree(root / paths[step])
+    with pytest.raises(NoKnownGoodError):
+        roll_back(look(run, NONE), GoBack(reason="test", check_writing=False))
+    done = run_command("known-good", str(root))
+    assert (done.exit_code, done.stdout) == (0, f"{root}/{paths[200]}\n")
+    assert "thinned" in done.stderr
+    assert "would restart their optimizer" in run_command("status", str(root)).stdout
+
+
+def test_until_its_grace_is_over_the_whole_one_comes_back(root, tmp_path):
+    """A restore of its step takes it from the trash; then what stayed, with the same bytes."""
+    paths = make(root)
+    saved = {key: data for key, data in in_place(root).items() if key.startswith(paths[100])}
+    thinned_of(root)
+    run = open_run(str(root))
+    restore(look(run), str(tmp_path / "whole"), step=100)
+    assert files_of(tmp_path / "whole") == saved
+    prune(look(run, NONE), TWO, grace=0.0)
+    assert list_trashed(run) == []
+    restore(look(run), str(tmp_path / "thin"), step=100)
+    assert files_of(tmp_path / "thin") == {k: v for k, v in saved.items() if not k.endswith(("mizer.pt", "duler.pt"))}
+
+
+def test_pins_and_whatever_holds_one_keep_it_whole(root):
+    """Pinned, named by a pointer, one of the newest, or with a newer one that has no verdict."""
+    paths = make(root, steps=(100, 200, 300, 400, 500, 600))
+    run = open_run(str(root))
+    pin_checkpoint(run, CheckpointId("checkpoint-#", 100, 1))
+    os.symlink(paths[200], root / "best")
+    assert [*thinned_of(root, Policy(thin_after=3))] == [paths[300]]
+    for pin in list_pins(run):
+        release_pin(run, pin)
+    WRITERS["trainer"](root, 700, 7)
+    assert thinned_of(root, Policy(thin_after=1, keep_good=1)) == {}
+
+
+def test_damage_found_while_thinning_takes_nothing(root):
+    """What stays is read: a flipped weight is recorded, and nothing goes."""
+    paths = make(root)
+    flip(root / paths[100] / "model.safetensors")
+    before = in_place(root)
+    done, troubles = thin(look(open_run(str(root)), NONE), TWO)
+    assert done == ()
+    assert "model.safetensors differs" in troubles[0]
+    assert in_place(root) == before
+    history = load_history(open_run(str(root)))
+    assert history.current_verdict(CheckpointId("checkpoint-#", 100, 1)).outcome is Outcome.BAD
+    assert [*thinned_of(root)] == [paths[200]]
+
+
+def test_a_thinned_one_that_is_saved_again_is_whole_again(root):
+    """The trainer writes it anew, or its optimizer is put beside it: a generation of its own, which is not thinned."""
+    paths = make(root)
+    saved = in_place(root)
+    thinned_of(root)
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (root / paths[200] / name).write_bytes(saved[f"{paths[200]}/{name}"])
+    shutil.rmtree(root / paths[100])
+    WRITERS["trainer"](root, 100, 99)
+    assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+    history = load_history(open_run(str(root)))
+    for step in (100, 200):
+        id = history.current("checkpoint-#", step, paths[step])
+        assert id.generation == 3
+        assert history.manifest(id).thinned == ()
+
+
+def test_prune_keeps_the_newest_whole_ones_whatever_is_thinned(root):
+    """Two whole ones are lost: thinned ones take no place of the newest good ones, and rules still count them."""
+    paths = make(root, steps=(100, 200, 300, 400, 500))
+    thinned_of(root)
+    run = open_run(str(root))
+    shutil.rmtree(root / paths[500])
+    assert [d.checkpoint.id.step for d in prune(look(run, NONE), Policy(keep_last=1), grace=DAY).removed] == [
+        100,
+        200,
+        300,
+    ]
+
+
+def test_a_replica_keeps_the_whole_one(root, tmp_path):
+    """Where the whole one has arrived, what stays is not sent, and the replica is up to date."""
+    make(root)
+    run, url = open_run(str(root)), str(tmp_path / "replica")
+    replicate(look(run, NONE), url)
+    whole = in_place(tmp_path / "replica")
+    thinned_of(root)
+    done = replicate(look(run, NONE), url)
+    assert (done.behind, done.trouble) == (0, None)
+    assert in_place(tmp_path / "replica") == whole
+
+
+def test_a_suspicion_of_what_stays_is_one_of_the_whole(root, tmp_path):
+    """A rollback past a thinned one makes it suspect: neither the trash nor a replica gives the whole one as good."""
+    paths = make(root)
+    run, url = open_run(str(root)), str(tmp_path / "replica")
+    settings = NONE.changed(replicas=(url,))
+    replicate(look(run, settings), url)
+    pin_checkpoint(run, CheckpointId("checkpoint-#", 100, 1))
+    thinned_of(root)
+    done = roll_back(look(run, settings), GoBack(reason="test", before_step=200, check_writing=False))
+    assert done.known_good.path == f"{root}/{paths[100]}"
+    assert not load_history(run).is_good(CheckpointId("checkpoint-#", 200, 1))
+    assert find_known_good_anywhere(look(run, settings)).step == 100
+    with pytest.raises(RefusedError):
+        restore(look(run, NONE), str(tmp_path / "out"), step=200)
+
+
+def test_the_settings_thin_in_a_pass(root):
+    """`thin_after` in the settings is what `prune --thin-after` does, and the pass says which paths."""
+    settings = NONE.changed(thin_after=2)
+    paths = {step: WRITERS["trainer"](root, step, step) for step in (100, 200, 300)}
+    done = reconcile(look(open_run(str(root)), settings), PassNotes())
+    assert done.thinned == (paths[100],)
+    assert done.could_not_tell == ()
+
+
+def test_the_command_says_what_it_would_take(root):
+    """A dry run has the files and the bytes, as lines and as JSON."""
+    paths = make(root)
+    said = run_command("prune", str(root), "--thin-after", "2", "--dry-run")
+    assert f"would take optimizer.pt, scheduler.pt from {paths[100]}" in said.stdout
+    document = json.loads(run_command("prune", str(root), "--thin-after", "2", "--dry-run", "--json").stdout)
+    assert [one["path"] for one in document["thinned"]] == [paths[100], paths[200]]
+    assert all(one["bytes"] > 0 for one in document["thinned"])
+    assert [ordered(shape(one)) for one in document["thinned"][:1]] == [ordered(shape(EXAMPLES["prune"]["thinned"][0]))]
+    assert run_command("prune", str(root), "--thin-after", "2").exit_code == 0
+    assert not (root / paths[100] / "optimizer.pt").exists()
+
+
+class Sequence:
+    """Acts on a run in any order, and what must hold after each of them."""
+
+    def __init__(self, root, seed, layout):
+        self.root, self.layout, self.random, self.step = root, layout, random.Random(seed), 0
+        self.saved: dict[str, dict[str, bytes]] = {}  # the bytes of each checkpoint as it was saved
+        self.said = [f"seed {seed}, {layout}"]
+        self.save()
+
+    @property
+    def run(self):
+        return open_run(str(self.root))
+
+    def go_on(self):
+        act = self.random.choice(
+            (self.save, self.save, self.thin, self.thin, self.prune, self.kill, self.restore, self.back)
+        )
+        self.said.append(act.__name__)
+        act()
+        self.check()
+
+    def save(self):
+        self.step += 100
+        path = WRITERS[self.layout](self.root, self.step, self.step)
+        self.saved[path] = {key: data for key, data in in_place(self.root).items() if key.startswith(f"{path}/")}
+        reconcile(look(self.run, NONE), PassNotes())
+
+    def thin(self):
+        _, troubles = thin(look(self.run, NONE), Policy(thin_after=self.random.choice((1, 2, 3))))
+        assert troubles == (), self.said
+
+    def prune(self):
+        grace = self.random.choice((0.0, DAY))
+        policy = Policy(keep_last=self.random.choice((2, 3, 5)), thin_after=self.random.choice((None, 2)))
+        done = thin_too(look(self.run, NONE), prune(look(self.run, NONE), policy, grace=grace))
+        assert done.could_not_tell == (), self.said
+
+    def kill(self):
+        """Killed at any step of a thinning; then somebody verifies, or a pass is made, or the next act comes."""
+        with contextlib.suppress(Killed), kill_at(self.random.randrange(1, 30)):
+            thin(look(self.run, NONE), Policy(thin_after=self.random.choice((1, 2))))
+        after = self.random.choice(("verify", "pass", "nothing"))
+        if after == "verify":
+            report = verify_target(str(self.root), NONE)
+            assert report.outcome in (Outcome.GOOD, Outcome.PENDING), (self.said, report.checkpoints)
+        if after == "pass":
+            reconcile(look(self.run, NONE), PassNotes())
+
+    def restore(self):
+        """Any step that is in place, or in the trash: each file that comes back is as it was saved."""
+        step, out = self.random.randrange(100, self.step + 100, 100), self.root.with_name("out")
+        with contextlib.suppress(NotFoundError, RefusedError):  # a rollback made it suspect
+            restore(look(self.run, NONE), str(out), step=step)
+            own = next(files for path, files in self.saved.items() if path.endswith(str(step)))
+            assert files_of(out).items() <= own.items(), self.said
+            assert any("model" in key for key in files_of(out)), self.said
+        shutil.rmtree(out, ignore_errors=True)
+
+    def back(self):
+        """A rollback before the newest leads to a whole one, or says that there is none."""
+        with contextlib.suppress(NoKnownGoodError):
+            done = roll_back(look(self.run, NONE), GoBack(reason="test", before_step=self.step, check_writing=False))
+            self.is_whole(done.known_good.path)
+
+    def check(self):
+        self.is_whole(find_known_good(self.run).path)
+        now = in_place(self.root)
+        for path, files in self.saved.items():
+            kept = {key: data for key, data in now.items() if key.startswith(f"{path}/")}
+            assert kept.items() <= files.items(), self.said
+            for key in files.keys() - kept.keys() if kept else ():
+                assert key.rpartition("/")[2] in TAKEN[self.layout], (self.said, key)
+
+    def is_whole(self, path):
+        own = self.saved[os.path.relpath(path, self.root)]
+        assert {key: (self.root / key).read_bytes() for key in own} == own, self.said
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", ["trainer", "zero2", "accelerate-fsdp"])
+@pytest.mark.parametrize("seed", range(700 if FULL else 2))
+def test_whatever_is_done_a_whole_one_is_known_good_and_no_weight_is_lost(seed, layout, root):
+    """Save, thin, prune, roll back, restore, be killed in a thinning, in any order: known-good is as it was saved, and
+    of each checkpoint in place only what a resume needs may be gone."""
+    sequence = Sequence(root, seed, layout)
+    for _ in range(20):
+        sequence.go_on()

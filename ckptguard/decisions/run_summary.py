@@ -171,7 +171,8 @@ def _protection(there: RunPlaces, good: Sequence[Generation]) -> tuple[bool, str
         return True, f"yes: {newest} is known good and has {kind}"
     if own is not None:
         lost = f"{own} saves" if own > 1 else "1 save"
-        return True, f"yes: saving over {newest} would lose {lost}; {_name(good[own])} has an independent copy"
+        copied = f"{_name(good[own])} has an independent copy"
+        return True, f"yes: {copied}; the newer {newest} has none: damage to it would lose {lost}"
     if not copy:
         return False, f"partly: {newest} is known good, but has no copy: rotation or damage can take it"
     why = ' (keep = "link")' if there.keep == "link" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -10,10 +11,12 @@ import click
 
 from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import size, table
+from ckptguard.errors import CkptguardError
 from ckptguard.terminal.output import emit, escape, is_quiet, say, say_errors, say_well, trouble, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from ckptguard.runs.run_view import RunView
     from ckptguard.upkeep.clean import Cleaned, Right
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
@@ -65,7 +68,7 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
     found = done(dry_run=dry_run or not yes)
     if not shared.as_json:
         if not is_quiet():
-            _show(found)
+            _show(found, guards=_has_guards_saves(view))
         say_errors(found.reasons)
     if not (yes or dry_run):
         if not click.confirm("Remove it, also what exists nowhere else?" if found.only else "Remove it?", err=True):
@@ -87,12 +90,24 @@ def can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _show(found: Cleaned) -> None:
+def _has_guards_saves(view: RunView) -> bool:
+    """Whether saves are in place that only their records finish."""
+    from ckptguard.layouts.table import LAYOUTS
+
+    with contextlib.suppress(CkptguardError):  # the run may be gone, and its records elsewhere
+        return any(LAYOUTS[checkpoint.layout].sealed_by_writer for checkpoint in view.checkpoints)
+    return False
+
+
+def _show(found: Cleaned, *, guards: bool) -> None:
+    """Say what goes and what stays; `guards`: saves of a guard are in place, which need their records."""
     rows = [(_WORDS[k.kind], k.files, size(k.bytes), "is removed") for k in found.removed]
     rows += [(_WORDS[k.kind], k.files, size(k.bytes), "stays") for k in found.stays]
     table(("what", "files", "size", "decision"), rows, right=("files", "size"))
     if found.stays:
         say("what exists nowhere else stays: `ckptguard restore` copies it out, and --everything removes it")
+    if guards and any(k.kind == "records" for k in found.removed):
+        say("without records, saves of a TrainingGuard count as incomplete, until `ckptguard reseal` says otherwise")
     if found.only:
         count, of = sum(k.files for k in found.only), size(sum(k.bytes for k in found.only))
         say(f"{count} of these files exist nowhere else ({of}): without --everything they stay")

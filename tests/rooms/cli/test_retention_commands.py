@@ -184,6 +184,14 @@ def test_clean_asks_says_sizes_and_removes_only_then(invoke, document, four, mon
     assert invoke("clean", four, "--yes").exit_code == 10
 
 
+def test_clean_says_which_saves_need_their_records(invoke, four):
+    """Those of a guard, where the records go; of a trainer's own saves there is nothing to say."""
+    assert "TrainingGuard" not in invoke("clean", four, "--dry-run").stdout
+    (four / "step-000000500").mkdir()
+    (four / "step-000000500" / "state.json").write_text("{}")
+    assert "saves of a TrainingGuard count as incomplete" in invoke("clean", four, "--dry-run").stdout
+
+
 def test_clean_removes_the_links_of_this_user(invoke, document, four, monkeypatch, tmp_path):
     """With --cache alone; a file that is not ours stays."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

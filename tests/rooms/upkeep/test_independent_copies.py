@@ -323,7 +323,7 @@ def test_status_says_what_saving_over_would_cost(root, run):
     found = status(look(run, rare))
     assert (found.protected, found.explanation) == (
         True,
-        "yes: saving over epoch_3.pt would lose 1 save; epoch_2.pt has an independent copy",
+        "yes: epoch_2.pt has an independent copy; the newer epoch_3.pt has none: damage to it would lose 1 save",
     )
 
 

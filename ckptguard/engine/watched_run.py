@@ -320,6 +320,8 @@ class WatchedRun:
         except Exception as error:
             self._note_failure(error)
             return None
+        finally:
+            self.memory.pack()
         self._note_success(done, began)
         return done
 
@@ -648,8 +650,8 @@ class WatchedRun:
     def _waited(self, view: RunView, one: Checked) -> float | None:
         """Return the seconds from the last write of a save to its first verdict, which this one is. None: it had one
         before, or nobody knows when it was written."""
-        assert self._known is not None
-        if one.id is None or (one.series, str(one.id)) in self._known:
+        current_verdict = None if one.id is None else view.history.current_verdict(one.id)
+        if one.id is None or (current_verdict is not None and current_verdict.number > 1):
             return None
         sealed = view.history.manifest(one.id) if view.history.is_sealed(one.id) else None
         there = view.checkpoint(one.path)

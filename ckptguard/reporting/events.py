@@ -35,11 +35,12 @@ Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
 
 
 def known_outcomes(history: History) -> Known:
-    """The outcomes that the ledger holds now: none of them is news."""
+    """The outcomes that the ledger holds now and that are reported: none of them is news."""
     return {
         (series, str(id)): current_verdict.outcome
         for series in history.names
         for id, current_verdict in history.current_verdicts(series).items()
+        if current_verdict.outcome in _REPORTED
     }
 
 
@@ -48,9 +49,11 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
     news = []
     for one in checked:
         key = (one.series, one.path if one.id is None else str(one.id))
-        if one.outcome in _REPORTED and known.get(key) is not one.outcome:
+        if one.outcome not in _REPORTED:
+            known.pop(key, None)
+        elif known.get(key) is not one.outcome:
             news.append(one)
-        known[key] = one.outcome
+            known[key] = one.outcome
     return news
 
 

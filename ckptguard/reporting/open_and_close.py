@@ -38,6 +38,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.own_log import log as _log
+from ckptguard.values.packed_names import PackedNames
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
 
@@ -225,7 +226,7 @@ class MissedIncidents:
     def __init__(self, source: str) -> None:
         self._source = source
         self._settled: set[str] | None = None  # keys of verdicts; None: not begun
-        self._names: Collection[str] | None = None
+        self._names: PackedNames | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -242,7 +243,7 @@ class MissedIncidents:
         self._send_missed(view, settled)
         self._settled = settled
 
-    def record_missed(self, view: RunView, names: Collection[str] | None) -> list[Checked]:
+    def record_missed(self, view: RunView, names: PackedNames | None) -> list[Checked]:
         """Open and close what is due, unless the names of the ledger are those of the last time. Returns the
         checkpoints whose incident was opened. Raises StorageError, and is tried again then."""
         if self._settled is None or (names is not None and names == self._names):

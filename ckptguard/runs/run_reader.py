@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -71,39 +72,58 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunMemory:
-    """What the records of one run said, in memory. Any thread may use it, and any number of readers."""
+    """What the records of one run said, in memory. Any thread may use it, and any number of readers. Between two looks
+    it can be packed: a run may have very many checkpoints, and a process very many runs."""
 
     def __init__(self, rows: Collection[ReadRecords] = ()) -> None:
         self._lock = threading.Lock()
-        self._rows = {row.id: row for row in rows}
+        self._unpacked: dict[CheckpointId, ReadRecords] | None = {row.id: row for row in rows}
+        self._packed: bytes | None = None  # of the same rows; None: not yet
         self._changed = False
 
     def row(self, id: CheckpointId, stamp: bytes) -> ReadRecords | None:
         """Return the row of a checkpoint, if it came from the records with this stamp."""
         with self._lock:
-            row = self._rows.get(id)
+            row = self._rows().get(id)
         return row if row is not None and row.stamp == stamp else None
 
     def put(self, row: ReadRecords) -> None:
         """Remember what the records say about a checkpoint."""
         with self._lock:
-            self._rows.pop(row.id, None)
-            self._rows[row.id] = row
-            self._changed = True
-            if len(self._rows) > _MOST_ROWS:
-                del self._rows[next(iter(self._rows))]
+            rows = self._rows(will_change=True)
+            rows.pop(row.id, None)
+            rows[row.id] = row
+            if len(rows) > _MOST_ROWS:
+                del rows[next(iter(rows))]
 
     def keep_only(self, ids: Collection[CheckpointId]) -> None:
         """Forget all other checkpoints."""
         with self._lock:
-            for id in [id for id in self._rows if id not in ids]:
-                del self._rows[id]
-                self._changed = True
+            others = [id for id in self._rows() if id not in ids]
+            rows = self._rows(will_change=bool(others))
+            for id in others:
+                del rows[id]
 
     def news(self) -> tuple[ReadRecords, ...] | None:
         """Return all rows if any changed since this was made, else None."""
         with self._lock:
-            return tuple(self._rows.values()) if self._changed else None
+            return tuple(self._rows().values()) if self._changed else None
+
+    def pack(self) -> None:
+        """Keep the rows packed until one is needed."""
+        with self._lock, contextlib.suppress(ValueError):  # a name that is not Unicode
+            if self._packed is None:
+                self._packed = zlib.compress(msgspec.msgpack.encode(tuple(self._rows().values())), 1)
+            self._unpacked = None
+
+    def _rows(self, *, will_change: bool = False) -> dict[CheckpointId, ReadRecords]:
+        if self._unpacked is None:
+            packed = zlib.decompress(self._packed) if self._packed is not None else b"\x90"
+            rows = msgspec.msgpack.decode(packed, type=decodable(tuple[ReadRecords, ...]))
+            self._unpacked = {row.id: row for row in rows}
+        if will_change:
+            self._changed, self._packed = True, None
+        return self._unpacked
 
 
 @contextlib.contextmanager

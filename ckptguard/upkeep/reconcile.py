@@ -25,6 +25,7 @@ from ckptguard.records.emptied import FOLDER as EMPTIED
 from ckptguard.records.emptied import emptied_key, mark_emptied, unmark_emptied
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
+from ckptguard.records.leases import TRAININGS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.room import RoomProblem
 from ckptguard.records.run import Run, record_names
@@ -59,6 +60,7 @@ from ckptguard.upkeep.samples import (
 )
 from ckptguard.upkeep.thin import thin
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
+from ckptguard.values.packed_names import PackedNames, digest_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, read_early, verify_checkpoint, verify_kept
@@ -144,16 +146,16 @@ class PassNotes:
         own, self.own_removals = self.own_removals, None if records is None else own_removals(records)
         if before is None or own is None or own != self.own_removals:
             return
-        if before.listed is start.listed:
+        if before.listed == start.listed:
             return
-        gone = (before.names - start.names) | (before.beside - start.beside)
+        gone = {*before.names, *before.beside} - {*start.names, *start.beside}
         if not all(name.startswith(_PASSING) for name in gone):
             now = time.monotonic()
             self.records_went = self.records_went[0] if self.waited else now, now
 
     def records_go(self, run: Run) -> bool:
         """True if records on a local disk have gone since the last pass started."""
-        names = () if self.start is None or run.records.root is None else self.start.names
+        names: Iterable[str] = () if self.start is None or run.records.root is None else self.start.names
         return any(is_missing(run.records.path_of(name)) for name in names)
 
     def removal_may_last(self, settings: Settings) -> float:
@@ -613,12 +615,19 @@ def start_of(view: RunView, before: PassStart | None) -> PassStart:
     """
     listed = record_names(view.run, "")
     view.forget()
-    if before is not None and before.listed == listed:
+    digest = digest_of(listed)
+    if before is not None and before.listed == digest:
         return replace(before, listing=view.list_after(before.listing), settings=view.settings)
-    names = frozenset(name for name in listed if name.startswith(_COUNTED))
+    names = PackedNames(name for name in listed if name.startswith(_COUNTED))
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
-    beside = frozenset(name for name in listed if name.startswith(_BESIDE))
-    return PassStart(listing=listing, names=names, settings=view.settings, beside=beside, listed=listed)
+    return PassStart(
+        listing=listing,
+        names=names,
+        settings=view.settings,
+        beside=PackedNames(name for name in listed if name.startswith(_BESIDE)),
+        listed=digest,
+        has_trainings=any(name.startswith(f"{TRAININGS}/") for name in listed),
+    )
 
 
 def _newest_of_own_step(ready: Sequence[Checkpoint], every: Iterable[Checkpoint]) -> dict[str, Checkpoint]:

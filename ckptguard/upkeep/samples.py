@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import Work
 from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
 from ckptguard.values.ids import CheckpointId, numbers_of
+from ckptguard.values.packed_names import PackedNames
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checkpoint import EarlyRead
 from ckptguard.verification.collect_evidence import completeness
@@ -32,10 +33,11 @@ class PassStart:
     """What a pass starts from. If two are equal, nothing that a pass depends on has changed."""
 
     listing: Listing  # the same object while no entry differs
-    names: frozenset[str]
+    names: PackedNames
     settings: Settings
-    beside: frozenset[str] = field(default=frozenset(), compare=False)  # other records, on which no pass depends
-    listed: Sequence[str] = field(default=(), compare=False)  # the names of all records, as they were listed
+    beside: PackedNames = field(default=PackedNames(), compare=False)  # other records, on which no pass depends
+    listed: bytes = field(default=b"", compare=False)  # the digest of the names of all records
+    has_trainings: bool = field(default=False, compare=False)  # records of processes that train
 
     @cached_property
     def has_trash(self) -> bool:

@@ -19,7 +19,7 @@ from ckptguard.decisions.run_summary import in_state
 from ckptguard.decisions.time_to_decision import new_decisions
 from ckptguard.engine.watched_run import Passed, WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.records.leases import TRAININGS, TrainingRecord, list_trainings
+from ckptguard.records.leases import TrainingRecord, list_trainings
 from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import has_ended, is_here, seconds_of
@@ -43,7 +43,7 @@ class SignsOfLife:
 
     def __init__(self) -> None:
         self._listing: Listing | None = None
-        self._listed: Sequence[str] | None = None
+        self._listed: bytes | None = None
         self._samples: frozenset[str] | None = None
         self._logged: Activity | None = None
         self._guards: tuple[TrainingRecord, ...] = ()
@@ -61,10 +61,9 @@ class SignsOfLife:
         if start.listing is not self._listing and (at := logged_at(start.listing.entries)) is not None:
             self._logged = going_on(self._logged, at, interval)
         self._samples, self._listing = samples, start.listing
-        if start.listed is not self._listed:  # the same object while no record came or went
+        if start.listed != self._listed:  # records came or went
             self._listed = start.listed
-            trains = any(name.startswith(f"{TRAININGS}/") for name in start.listed)
-            guards = list_trainings(view.run) if trains else ()
+            guards = list_trainings(view.run) if start.has_trainings else ()
             self._guards = tuple(one for one in guards if one.loops and is_here(one.owner))
 
     def saving_stopped(self, summary: RunSummary, now: float) -> bool | None:
@@ -176,7 +175,7 @@ class CatalogueFeed:
         same = before is not None and (before, before.beside, known.replicas) == (start, start.beside, passed.replicas)
         if same and held and not anew:
             return
-        names = frozenset(record_names(run, "")) if passed.wrote else start.names | start.beside
+        names = frozenset(record_names(run, "") if passed.wrote else (*start.names, *start.beside))
         look = _look_of(view, passed, start, names)
         if anew or digest_of(look) != held:
             self._see(view, look, known)

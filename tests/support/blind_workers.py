@@ -1,7 +1,7 @@
 """Workers of an engine that see another storage: as `--preload` of a Dask worker, or one process of `pool`.
 
-What lies below ``BLIND_FROM`` is for them what lies below ``BLIND_TO``, which need not exist. Once one was asked to look
-there, the file ``BLIND_ASKED`` exists, if that is set.
+What lies below ``BLIND_FROM`` is for them what lies below ``BLIND_TO``, which need not exist. Once one was asked to
+look there, the file ``BLIND_ASKED`` exists, if that is set.
 """
 
 from __future__ import annotations

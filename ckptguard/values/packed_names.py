@@ -1,0 +1,42 @@
+"""Names that are kept in memory for as long as a run is guarded: packed, because there may be very many."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator
+
+
+def digest_of(names: Iterable[str]) -> bytes:
+    """Return a digest of a set of names, in any order."""
+    return hashlib.blake2b(_joined(names), digest_size=16).digest()
+
+
+class PackedNames:
+    """A set of names without NUL, in order. Two are equal if their names are. Names of records are much alike: each of
+    them takes some bytes here, and more than a hundred as a `str` in a set."""
+
+    __slots__ = ("_count", "_packed")
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        listed = frozenset(names)
+        self._count, self._packed = len(listed), zlib.compress(_joined(listed), 1)
+
+    def __iter__(self) -> Iterator[str]:
+        text = zlib.decompress(self._packed).decode("utf-8", "surrogateescape")
+        return iter(text.split("\0") if self._count else ())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PackedNames):
+            return NotImplemented
+        return (self._count, self._packed) == (other._count, other._packed)
+
+    def __hash__(self) -> int:
+        return hash(self._packed)
+
+
+def _joined(names: Iterable[str]) -> bytes:
+    return "\0".join(sorted(names)).encode("utf-8", "surrogateescape")

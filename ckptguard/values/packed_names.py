@@ -23,8 +23,7 @@ class PackedNames:
         self._count, self._packed = len(listed), zlib.compress(_joined(listed), 1)
 
     def __iter__(self) -> Iterator[str]:
-        text = zlib.decompress(self._packed).decode("utf-8", "surrogateescape")
-        return iter(text.split("\0") if self._count else ())
+        return iter(zlib.decompress(self._packed).decode("utf-8", "surrogateescape").split("\0")[:-1])
 
     def __len__(self) -> int:
         return self._count
@@ -32,11 +31,11 @@ class PackedNames:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PackedNames):
             return NotImplemented
-        return (self._count, self._packed) == (other._count, other._packed)
+        return self._packed == other._packed
 
     def __hash__(self) -> int:
         return hash(self._packed)
 
 
 def _joined(names: Iterable[str]) -> bytes:
-    return "\0".join(sorted(names)).encode("utf-8", "surrogateescape")
+    return "".join(f"{name}\0" for name in sorted(names)).encode("utf-8", "surrogateescape")

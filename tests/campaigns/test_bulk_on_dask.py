@@ -136,9 +136,7 @@ def test_a_worker_that_sees_other_storage_costs_nothing(tmp_path, environment, v
     elif view == "copy":
         shutil.copytree(root, other)
     environment |= {"BLIND_FROM": str(root), "BLIND_TO": str(other)}
-    environment["DASK_DISTRIBUTED__SCHEDULER__WORKER_SATURATION"] = (
-        "1.0"  # nobody holds a task for later
-    )
+    environment["DASK_DISTRIBUTED__SCHEDULER__WORKER_SATURATION"] = "1.0"  # nobody holds a task for later
     environment["BLIND_ASKED"] = environment["DYING_AFTER"] = str(tmp_path / "notes/asked")
     with cluster(tmp_path, environment, 3) as (engine, _):
         worker = [

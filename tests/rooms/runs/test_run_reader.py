@@ -334,6 +334,7 @@ def test_whatever_happened_it_says_what_it_would_say_without(tmp_path, kind, his
             pass  # there is nothing to rot, to clear or to go back to
         if looks:
             fresh = told(run, RunMemory())
+            memo.pack()
             assert told(run, memo) == fresh
             assert told(run, None) == fresh
     if kind == "memory":

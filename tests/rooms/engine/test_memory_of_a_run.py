@@ -1,0 +1,46 @@
+"""What a daemon remembers of a run between two passes: some bytes for each save on record, however long it goes on."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+from support.tiny_run import TINY, delete, save
+
+from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.inspect.list_states import survey
+from ckptguard.reporting.notify import Hooks
+from ckptguard.runs.work import Work
+from ckptguard.values.ids import run_id_of
+
+SHARED = (ModuleType, type, FunctionType, MethodType, BuiltinFunctionType, Hooks)
+MOST = 500  # bytes for each save: the names of its records, and what they say
+
+
+def held(*roots: object) -> int:
+    """Bytes of all that is reached from here and belongs to one run."""
+    seen: dict[int, object] = {}
+    waiting = list(roots)
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and not isinstance(one, SHARED):
+            seen[id(one)] = one
+            waiting += gc.get_referents(one)
+    return sum(map(sys.getsizeof, seen.values()))
+
+
+def test_it_hardly_grows_with_the_saves_on_record(tmp_path):
+    """A trainer keeps its newest three saves; the records of all stay, and somebody looks at the list all the time."""
+    url = str(tmp_path / "run")
+    watched = WatchedRun(url, run_id_of(url), TINY, Hooks(TINY, lambda *a, **k: None), None)
+    sizes = {}
+    for step in range(90):
+        save(url, step, step + 1)
+        delete(url, step - 3)
+        watched.step(Work(), assume_quiet=True)
+        states = survey(watched.look())
+        watched.step(Work())
+        sizes[step] = held(watched)
+    assert len(states) == 90
+    assert (sizes[89] - sizes[29]) / 60 < MOST, sizes

@@ -317,6 +317,8 @@ class History:
         """Add one manifest, such as one just written."""
         self._add(manifest.series, MANIFESTS, f"{manifest.id.record_name}.json")
         self._manifests[manifest.id] = manifest
+        while len(self._manifests) > _MOST_MANIFESTS:
+            del self._manifests[next(iter(self._manifests))]
 
     def first_of(self, current_verdict: CurrentVerdict) -> CurrentVerdict:
         """Return the verdict since which a generation has the outcome of its current standing."""

@@ -5,6 +5,7 @@ killed pass is simply repeated."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -60,7 +61,7 @@ from ckptguard.upkeep.samples import (
 )
 from ckptguard.upkeep.thin import thin
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
-from ckptguard.values.packed_names import PackedNames, digest_of
+from ckptguard.values.packed_names import PackedNames, joined
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, read_early, verify_checkpoint, verify_kept
@@ -615,7 +616,7 @@ def start_of(view: RunView, before: PassStart | None) -> PassStart:
     """
     listed = record_names(view.run, "")
     view.forget()
-    digest = digest_of(listed)
+    digest = hashlib.blake2b(joined(listed), digest_size=16).digest()
     if before is not None and before.listed == digest:
         return replace(before, listing=view.list_after(before.listing), settings=view.settings)
     names = PackedNames(name for name in listed if name.startswith(_COUNTED))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Iterable, Iterator
 
 
-def digest_of(names: Iterable[str]) -> bytes:
-    """Return a digest of a set of names, in any order."""
-    return hashlib.blake2b(_joined(names), digest_size=16).digest()
+def joined(names: Iterable[str]) -> bytes:
+    """Return the bytes of a set of names, given in any order."""
+    return "".join(f"{name}\0" for name in sorted(names)).encode("utf-8", "surrogateescape")
 
 
 class PackedNames:
@@ -20,7 +19,7 @@ class PackedNames:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         listed = frozenset(names)
-        self._count, self._packed = len(listed), zlib.compress(_joined(listed), 1)
+        self._count, self._packed = len(listed), zlib.compress(joined(listed), 1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(zlib.decompress(self._packed).decode("utf-8", "surrogateescape").split("\0")[:-1])
@@ -35,7 +34,3 @@ class PackedNames:
 
     def __hash__(self) -> int:
         return hash(self._packed)
-
-
-def _joined(names: Iterable[str]) -> bytes:
-    return "".join(f"{name}\0" for name in sorted(names)).encode("utf-8", "surrogateescape")

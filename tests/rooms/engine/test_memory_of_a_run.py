@@ -7,12 +7,17 @@ import sys
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from support.tiny_run import TINY, delete, save
+from support.views import look
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.inspect.list_states import survey
 from ckptguard.reporting.notify import Hooks
+from ckptguard.runs import history
+from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import run_id_of
+from ckptguard.values.manifest import Manifest
 
 SHARED = (ModuleType, type, FunctionType, MethodType, BuiltinFunctionType, Hooks)
 MOST = 500  # bytes for each save: the names of its records, and what they say
@@ -44,3 +49,20 @@ def test_it_hardly_grows_with_the_saves_on_record(tmp_path):
         sizes[step] = held(watched)
     assert len(states) == 90
     assert (sizes[89] - sizes[29]) / 60 < MOST, sizes
+
+
+def test_a_pass_over_many_saves_holds_the_manifests_of_some(tmp_path, monkeypatch):
+    """However many it seals: those of large checkpoints take 25 MB each."""
+    url = str(tmp_path / "run")
+    for step in range(12):
+        save(url, step, step + 1)
+    monkeypatch.setattr(history, "_MOST_MANIFESTS", 4)
+    view = look(url, TINY)
+
+    def on_verdict(checked: Checked) -> None:
+        counts.append(len({one.id for one in gc.get_objects() if isinstance(one, Manifest)}))
+
+    counts: list[int] = []
+    reconcile(view, PassNotes(), work=Work(on_verdict=on_verdict), assume_quiet=True)
+    assert len(counts) == 12
+    assert max(counts) <= 6

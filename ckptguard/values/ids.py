@@ -64,6 +64,8 @@ def step_text(step: Step) -> str:
 
 def record_step(step: Step) -> str:
     """Return a step for record names. Within one series these sort like the steps."""
+    if isinstance(step, int):  # nearly always
+        return f"{step:0{STEP_DIGITS}d}"
     return "-".join(f"{n:0{STEP_DIGITS}d}" for n in numbers_of(step)) or "-"
 
 

@@ -420,11 +420,16 @@ def _move_aside(view: RunView, plan: RollbackPlan, reason: str) -> None:
 def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> CheckpointId:
     """Return the known-good checkpoint that a user names by path, id or step. Raises NoKnownGoodError."""
     word = None if path_or_id is None else path_or_id.rstrip("/").removeprefix(view.run.url.rstrip("/") + "/")
-    for candidate in known_good_candidates(view, Wanted(step=step)):
-        if word in (None, candidate.manifest.path, str(candidate.id), candidate.id.record_path):
-            return candidate.id
-    what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
     hint = f"run ckptguard list {shlex.quote(view.run.url)} to see what there is"
+    for candidate in known_good_candidates(view, Wanted(step=step, thinned=True)):
+        if word in (None, candidate.manifest.path, str(candidate.id), candidate.id.record_path):
+            if not candidate.answer.thinned:
+                return candidate.id
+            hint = (
+                f"{candidate.manifest.path} was thinned: a resume would restart: {', '.join(candidate.answer.thinned)}"
+            )
+            break
+    what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
     raise NoKnownGoodError(f"{view.run.url} has no known-good {what}", hint=hint)
 
 

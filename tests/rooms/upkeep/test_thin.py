@@ -16,13 +16,14 @@ from support.records_on_disk import files_of
 from support.runs import QUICK
 from support.views import look
 
+import ckptguard
 from ckptguard.cli.entry import commands
 from ckptguard.errors import NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
 from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
@@ -160,6 +161,11 @@ def test_nobody_is_led_to_a_thinned_one_while_a_whole_one_is_good(root):
     with pytest.raises(NoKnownGoodError) as none:
         find_known_good(run, before_step=300)
     assert f"{paths[200]} is good, but thinned" in none.value.hint
+    with pytest.raises(NoKnownGoodError) as none:
+        known_good_of(look(run, NONE), None, 100)
+    assert f"{paths[100]} was thinned" in none.value.hint
+    assert "model" in ckptguard.load(str(root / paths[100]))
+    assert "optimizer" not in ckptguard.load(str(root), step=100)
     for step in (300, 400):
         shutil.rmtree(root / paths[step])
     with pytest.raises(NoKnownGoodError):

@@ -24,7 +24,9 @@ def test_known_good_document(document, verified):
     """The document has the contract's keys and where the checkpoint lies, and --before-step is exclusive."""
     code, found = document("known-good", verified, "--before-step", 300)
     assert code == 0
-    assert list(found)[2:] == ["path", "series", "step", "id", "kept", "place", "verified_at", "reason", "save"]
+    keys = ["path", "series", "step", "id", "kept", "place", "verified_at", "reason", "thinned", "save"]
+    assert list(found)[2:] == keys
+    assert found["thinned"] == []
     assert (found["step"], found["id"], found["path"]) == (200, "200.1", str(verified / "net-200.pt"))
 
 

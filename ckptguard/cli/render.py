@@ -141,5 +141,5 @@ def warn_not_understood(found: NotUnderstood) -> None:
 
 def facts(*pairs: tuple[str, object]) -> None:
     """Named values below each other; what is not known has no line."""
-    rows = [(f"{name}:", escape(str(value))) for name, value in pairs if value is not None and value != ""]
+    rows = [(f"{name}:", escape(str(value))) for name, value in pairs if value not in (None, "", ())]
     say("\n".join(lay_out(rows, _terminal_width())))

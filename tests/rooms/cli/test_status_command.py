@@ -192,7 +192,8 @@ def test_it_begins_with_what_matters_most(tmp_path, invoke, document, bad):
         torch.save({"model": tensors, "step": step}, tmp_path / f"step-{step}.pt")
         os.utime(tmp_path / f"step-{step}.pt", (1_700_000_000 + step,) * 2)
     invoke("verify", tmp_path)
-    said = invoke("status", tmp_path).stdout.splitlines()[0]
+    said, *facts = invoke("status", tmp_path).stdout.splitlines()
+    assert not [fact for fact in facts if fact.endswith(("()", ":"))]  # what there is none of has no line
     paths = [f"step-{step}.pt" for step in range(5 - bad, 5)]
     lead = {0: "protected?", 1: "the newest save is bad: step-4.pt "}.get(bad, f"the newest {bad} saves are bad: ")
     assert said.startswith(lead)

@@ -5,7 +5,7 @@
 CPU seconds of a blocking `TrainingGuard.save` with and without them, in a shuffled order in one process, of the state
 of AdamW. Wide layers have tensors of 64 MiB, and those of GPT-2 are as in its smallest form. Of the others there are
 1,600 tensors each: medium ones have 256 KiB, narrow ones 16 KiB, and tiny ones 256 bytes.
-At most 1.02 is wanted. Between 16 KiB and 1 MiB it is more: the first 64 KiB of a tensor are its sample, and the sum of
+At most 1.02 is wanted. From 16 KiB to some MiB it is more: the first 64 KiB of a tensor are its sample, and the sum of
 their squares in float64 takes 9 us, where all else that a save does with 64 KiB takes about 50 us.
 """
 

@@ -4,6 +4,7 @@
     python dev.py test    set up, then ruff, mypy and the tests; further arguments go to pytest
     python dev.py docs    build the site of docs/ into site/; with --refresh write what it repeats of the code first
     python dev.py setup   set up only
+    python dev.py matrix  try old and new versions of torch and others, each in an environment of its own (an hour)
     python dev.py sizes   how many lines the packages have; long files, full folders, functions of many parameters
 
 The environment is .venv beside this file. A torch that the calling Python can import is used as it is; otherwise the
@@ -302,6 +303,8 @@ def main(arguments: list[str]) -> int:
         return test(arguments[1:])
     if verb == "docs":
         return docs(arguments[1:])
+    if verb == "matrix":
+        return run(sys.executable, "tests/support/matrix.py", *arguments[1:])
     if verb == "sizes":
         return sizes()
     if verb == "setup":

@@ -32,6 +32,7 @@ TINY = {
     "bench_observe": "--steps 60 --pairs 1 --parameters 1000",
     "bench_page": "--checkpoints 3 --tensors 2 --runs 8 --streams 2",
     "bench_pass": "--first 2 --idle 2",
+    "bench_ranks": "--ranks 2 --mib 4 --runs 1 --steps 3",
     "bench_remote": "--mebibytes 1 --rounds 1 --server moto",
     "bench_requests": "--saves 1 --server moto",
     "bench_save": "--size-gib 0.01 --runs 1",

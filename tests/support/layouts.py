@@ -162,7 +162,7 @@ def sharded(place: Path, state: dict[str, object]) -> None:
     writer = dcp.FileSystemWriter(place, single_file_per_rank=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a single process saves is what we want
-        dcp.save(state, storage_writer=writer, no_dist=True)
+        dcp.save(state, storage_writer=writer)
 
 
 def optimizer_tensors(seed: int) -> State:

@@ -97,7 +97,7 @@ def _distributed_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one process is all there is
         state = {"w": torch.ones(2), "extra": {"a": 1}}
-        torch.distributed.checkpoint.save(state, checkpoint_id=folder, no_dist=True)
+        torch.distributed.checkpoint.save(state, checkpoint_id=folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 

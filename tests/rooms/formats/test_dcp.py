@@ -39,7 +39,7 @@ def save(state: dict[str, object], folder: Path) -> None:
     """By one process alone; torch warns about that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        dcp.save(state, checkpoint_id=folder)
 
 
 @pytest.fixture(scope="module")

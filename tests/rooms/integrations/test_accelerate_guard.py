@@ -1,5 +1,6 @@
 """Accelerate: replay bit for bit, and a known-good that outlives ``total_limit``."""
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -34,13 +35,17 @@ def test_a_rollback_that_replays_ends_like_a_loop_without_a_guard(tmp_path):
     assert verify_target(str(tmp_path), QUICK).outcome is Outcome.GOOD
 
 
+HAS_FSDP2 = "fsdp_version" in inspect.signature(accelerate.FullyShardedDataParallelPlugin).parameters
+needs_fsdp2 = pytest.mark.skipif(not HAS_FSDP2, reason="Accelerate has FSDP2 since 1.6")
+
+
 @pytest.mark.writers
-def test_two_ranks(tmp_path):
-    """One of them is struck; both go back, each to its own place in the data and its own random numbers. FSDP2 too."""
-    launch(str(Path(__file__).with_name("train_accelerate.py")), tmp_path, ranks=2)
-    for run in (tmp_path / "struck", tmp_path / "sharded"):
-        assert len(list_incidents(open_run(str(run)))) == 1
-        assert verify_target(str(run), QUICK).outcome is Outcome.GOOD
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=needs_fsdp2)])
+def test_two_ranks(kind, tmp_path):
+    """One of them is struck; both go back, each to its own place in the data and its own random numbers."""
+    launch(str(Path(__file__).with_name("train_accelerate.py")), kind, tmp_path / "run", ranks=2)
+    assert len(list_incidents(open_run(str(tmp_path / "run")))) == 1
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
 
 
 def counted(folder, **arguments):

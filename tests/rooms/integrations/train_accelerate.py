@@ -1,10 +1,11 @@
-"""``train_accelerate.py FOLDER``: a loop under Accelerate with the guard, struck once, against one without any guard.
+"""``train_accelerate.py ddp|fsdp2 FOLDER``: a loop under Accelerate with the guard, struck once, against one alone.
 
-For torchrun; first under DDP, then under FSDP2 with sharded checkpoints.
+For torchrun; under DDP, or under FSDP2 with sharded checkpoints.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from unittest import mock
@@ -20,6 +21,16 @@ from ckptguard.values.settings import Settings
 TOTAL = 14  # two epochs and a half
 
 
+def sharding() -> accelerate.FullyShardedDataParallelPlugin:
+    """FSDP2, and sharded checkpoints."""
+    return accelerate.FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="SIZE_BASED_WRAP",
+        min_num_params=1,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+
+
 class Parts:
     """Model, optimizer, scheduler and shuffled data, equal for every call, prepared."""
 
@@ -27,13 +38,7 @@ class Parts:
 
     def __init__(self) -> None:
         accelerate.utils.set_seed(0)
-        plugin = accelerate.FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="SIZE_BASED_WRAP",
-            min_num_params=1,
-            state_dict_type="SHARDED_STATE_DICT",
-        )
-        self.accelerator = accelerate.Accelerator(cpu=not self.fsdp, fsdp_plugin=plugin if self.fsdp else None)
+        self.accelerator = accelerate.Accelerator(cpu=not self.fsdp, fsdp_plugin=sharding() if self.fsdp else None)
         norm = torch.nn.LayerNorm(16) if self.fsdp else torch.nn.BatchNorm1d(16)  # it saves one rank's statistics only
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 16), norm, torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
@@ -122,19 +127,18 @@ def compare(run: Path, kind: type[Parts]) -> None:
 
 
 def main() -> None:
-    """DDP, then FSDP2, of which Accelerate knows with devices only: it is told of the gloo ranks."""
-    from accelerate.state import AcceleratorState, PartialState
+    """DDP, or FSDP2, of which Accelerate knows with devices only: it is told of the gloo ranks."""
+    from accelerate.state import PartialState
     from leave import leave
 
-    root = Path(sys.argv[1])
-    compare(root / "struck", Parts)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    told = ("gloo", accelerate.utils.DistributedType.MULTI_GPU)
-    with (
-        mock.patch.object(PartialState, "_prepare_backend", return_value=told),
-        mock.patch.object(PartialState, "set_device", lambda state: setattr(state, "device", torch.device("cpu"))),
-    ):
-        compare(root / "sharded", Sharded)
+    kind, run = sys.argv[1], Path(sys.argv[2])
+    with contextlib.ExitStack() as patched:
+        if kind == "fsdp2":
+            told = ("gloo", accelerate.utils.DistributedType.MULTI_GPU)
+            cpu = torch.device("cpu")
+            patched.enter_context(mock.patch.object(PartialState, "_prepare_backend", return_value=told))
+            patched.enter_context(mock.patch.object(PartialState, "set_device", lambda on: setattr(on, "device", cpu)))
+        compare(run, Sharded if kind == "fsdp2" else Parts)
     leave()
 
 

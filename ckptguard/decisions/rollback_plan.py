@@ -16,7 +16,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ckptguard.decisions.known_good import finest_common
+from ckptguard.decisions.known_good import finest_common, kind_of_name
 from ckptguard.decisions.names import read_names
 from ckptguard.values.ids import CheckpointId, folder_of, series_of, training_named_in
 
@@ -296,13 +296,23 @@ def _given_to(
     series: SeriesNow, own: Content | None, known_good: Content, targets: Mapping[str, Content]
 ) -> Content | None:
     """Return what a fixed name gets: its own good content if it is recent enough. Otherwise it gets content of another
-    series with the same shape, the known-good one first."""
+    series with the same shape, the known-good one first; never that of another model."""
     shape = series.last.shape if series.last is not None else None
     others = sorted(targets.values(), key=lambda c: (c is not known_good, c.id.step is None))
-    found = next((c for c in others if shape is not None and c.shape == shape), None)
+    alike = (c for c in others if shape is not None and c.shape == shape)
+    found = next((c for c in alike if _may_replace(series.name, c)), None)
     if own is None or (found is known_good and is_newer(known_good, own, None)):
         return found or own
     return own
+
+
+def _may_replace(name: str, content: Content) -> bool:
+    """True if a training has saved a content that may go to another one of its names: what it says of itself, or either
+    name, tells so. Bare weights as ``base.pt`` and ``chat.pt`` may be two models."""
+    if training_named_in(name) != training_named_in(content.id.series):
+        return False
+    names_a_save = kind_of_name(name) or kind_of_name(content.id.series)
+    return bool(names_a_save or content.has_optimizer or content.counters)
 
 
 def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:

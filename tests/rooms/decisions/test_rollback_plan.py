@@ -3,6 +3,7 @@
 import os
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -257,6 +258,38 @@ def test_a_pointer_in_a_folder_without_anything_good_refuses_unless_it_reaches_a
         assert plan.moved == (sick,)
         assert [p.path for p in plan.pointed] == ([old.path] if far else [])
         assert plan.refused == (("latest",) if sure and not far else ())
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "counters", "has_optimizer", "of_one_training"),
+    [
+        ("base.pt", "chat.pt", {}, False, False),
+        ("en/weights.pt", "de/weights.pt", {}, False, False),
+        ("net_seed0.pt", "net_seed1.pt", {"epoch": 3}, True, False),
+        ("fold1_last.pt", "fold2_best.pt", {}, False, False),
+        ("base.pt", "chat.pt", {"epoch": 3}, False, True),
+        ("ours.pt", "backup.pt", {}, True, True),
+        ("last.pt", "net.pt", {}, False, True),
+        ("net.pt", "net_best.pt", {}, False, True),
+    ],
+)
+def test_no_model_is_replaced_by_another(name, other, counters, has_optimizer, of_one_training):
+    """A name gets another one's content only where names or contents tell that one training has saved both."""
+
+    def content(path, *, good):
+        id = CheckpointId(path, None, 1)
+        return Content(
+            id=id, path=path, in_place=True, good=good, counters=counters, has_optimizer=has_optimizer, shape="same"
+        )
+
+    sick, good = content(name, good=False), content(other, good=True)
+    every = [
+        SeriesNow(name=other, fixed=other, lying=(good,), good=(good,), ever_good=True, last=good),
+        SeriesNow(name=name, fixed=name, lying=(sick,), last=sick),
+    ]
+    plan = plan_rollback(good, every)
+    assert [(given_back.path, given_back.content) for given_back in plan.given] == [(name, good)] * of_one_training
+    assert plan.refused == (() if of_one_training else (name,))
 
 
 PATHS = st.lists(st.sampled_from(["", "a", "b", "a/c", "a/d", "b/c"]), max_size=1).map("".join)

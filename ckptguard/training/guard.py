@@ -445,8 +445,7 @@ def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks,
 
     if files is not None:
         return UserStore(run, files, settings, ranks)
-    parameters: Iterable[object] = getattr(parts.model, "parameters", tuple)()
-    if ranks.size > 1 or any(hasattr(one, "full_tensor") for one in parameters) or was_sharded(run):
+    if ranks.size > 1 or any(hasattr(one, "full_tensor") for one in parts.parameters()) or was_sharded(run):
         from ckptguard.training.sharded.sharded_store import ShardedStore
 
         return ShardedStore(run, parts, ranks, settings)

@@ -129,8 +129,18 @@ class TrainingParts:
 
     def drop_gradients(self) -> None:
         """Drop unused gradients: they belong to the replaced state, and may be NaN."""
-        for parameter in self.model.parameters() if hasattr(self.model, "parameters") else ():
+        for parameter in self.parameters():
             parameter.grad = None
+
+    def parameters(self) -> list[Any]:
+        """Return the model's parameters; none of a model of the user's own that means something else by that name."""
+        import torch
+
+        given = getattr(self.model, "parameters", None)
+        try:
+            return [one for one in given() if isinstance(one, torch.Tensor)] if callable(given) else []
+        except TypeError:
+            return []
 
     def _refuse(self, why: str) -> None:
         if self.strict:

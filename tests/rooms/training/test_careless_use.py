@@ -66,6 +66,35 @@ def test_an_optimizer_without_groups_survives_a_repeat(tmp_path, caplog):
     assert "the learning rate does not change" in caplog.text
 
 
+@pytest.mark.parametrize("parameters", [[torch.zeros(3)], {"rate": 1}, lambda scale: scale, lambda: ["a"], None])
+def test_a_model_of_ones_own_may_call_anything_its_parameters(tmp_path, parameters):
+    """Only `state_dict` and `load_state_dict` are asked of a model: it is saved, resumed, and taken back."""
+
+    class Own:
+        """What people write without torch's modules."""
+
+        def __init__(self):
+            self.weight, self.parameters = torch.zeros(3), parameters
+
+        def state_dict(self):
+            """Its state."""
+            return {"weight": self.weight}
+
+        def load_state_dict(self, state):
+            """Put it back."""
+            self.weight.copy_(state["weight"])
+
+    model, poison = Own(), {5: float("nan")}
+    with guard_of(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps([1, 2, 3], total=6, save_every=2):
+            model.weight += poison.pop(step, 1.0)
+            guard.observe(loss=1 / step)
+    assert guard.step == 6
+    assert model.weight.tolist() == [6, 6, 6]
+    assert guard_of(tmp_path / "run", Own()).resume() == 6
+    assert len(list_incidents(open_run(str(tmp_path / "run")))) == 1
+
+
 def test_a_list_of_optimizers_is_refused_by_name(tmp_path):
     """Not with an AttributeError from inside."""
     model = torch.nn.Linear(3, 2)

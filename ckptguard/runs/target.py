@@ -101,8 +101,9 @@ def one_checkpoint(url: str, storage: Storage, checkpoint: Checkpoint, view: Run
     return Target(url=url, kind=kind, storage=storage, checkpoint=checkpoint, view=view, prefix=checkpoint.path)
 
 
-def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:
-    """Open the run that a user names. Without `must_exist` its folder may come later.
+def open_named_run(url: str, settings: Settings, *, must_exist: bool = True, may_hold_runs: bool = False) -> RunView:
+    """Open the run that a user names. Without `must_exist` its folder may come later. With `may_hold_runs` it is a run
+    although all its checkpoints have records in folders of it.
 
     A folder with records or with checkpoints in it is a run. So is an empty folder, and model files without a step.
     Raises NotFoundError with the run's name if it is a checkpoint of a run.
@@ -117,7 +118,8 @@ def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> 
         if must_exist:
             raise
         return view
-    _refuse_runs_below(view)
+    if not may_hold_runs:
+        _refuse_runs_below(view)
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
     if not below or not parent.rstrip("/") or parent.endswith(":/") or _has_children(below, settings.patterns):

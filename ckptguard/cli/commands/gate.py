@@ -55,7 +55,8 @@ def gate(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_run:
         raise SettingsError(f"there is no command {argv[0]}", hint="check its name, and that it can be executed")
     settings = shared.settings([run])
     must_exist = (require and not settings.replicas) or os.path.lexists(run)  # what is there must be a folder
-    view = open_named_run(run, settings, must_exist=must_exist)
+    # A training must start, too, where somebody has verified the folder of its checkpoints.
+    view = open_named_run(run, settings, must_exist=must_exist, may_hold_runs=True)
     with working("reading", scanner=scanner_of(settings)) as work:
         done = gate(view, attempts=attempts, require=require, dry_run=dry_run, job=_slurm_job(), work=work)
     if shared.as_json:

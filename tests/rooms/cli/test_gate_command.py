@@ -28,3 +28,14 @@ def test_what_is_no_folder_is_no_beginning(root, invoke, make):
     done = invoke("gate", root / "train.log")
     assert (done.exit_code, done.stdout) == (10, "")
     assert "is not a folder" in done.stderr
+
+
+def test_a_verified_folder_below_does_not_keep_a_training_from_its_start(root, invoke):
+    """Somebody has verified the folder of the checkpoints, which has records now: the run is the one that is named."""
+    folder = root / "exp" / "checkpoints"
+    folder.mkdir(parents=True)
+    write_torch(folder, 100, seed=1)
+    assert invoke("verify", folder).exit_code == 0
+    assert "is no run" in invoke("verify", root / "exp").stderr
+    started = invoke("gate", root / "exp")
+    assert (started.exit_code, started.stdout) == (0, f"{folder}/net-100.pt\n")

@@ -111,7 +111,7 @@ class RunMemory:
 
     def pack(self) -> None:
         """Keep the rows packed until one is needed."""
-        with self._lock, contextlib.suppress(ValueError):  # a name that is not Unicode
+        with self._lock, contextlib.suppress(ValueError, OverflowError):  # not Unicode; sizes that add up to too much
             if self._packed is None:
                 self._packed = zlib.compress(msgspec.msgpack.encode(tuple(self._rows().values())), 1)
             self._unpacked = None
@@ -156,7 +156,7 @@ def _load(path: str, name: str) -> tuple[ReadRecords, ...]:
 
 
 def _save(path: str, stored: _Stored) -> None:
-    with contextlib.suppress(OSError, ValueError):  # no space, or a name that is not Unicode
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # no space; for the others see `pack`
         text = msgspec.msgpack.encode(stored)
         if len(text) <= _LARGEST:
             replace_file(path, text)

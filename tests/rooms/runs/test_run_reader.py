@@ -122,6 +122,21 @@ def only_file(folder):
     return found
 
 
+def test_what_cannot_be_packed_stays_as_it_is(many):
+    """Sizes that a hostile manifest states may add up to more than msgpack holds: no pass over a run ends by that."""
+    memo = RunMemory()
+    survey(look(many, memory=memo))
+    row = (memo.news() or ())[0]
+    assert row.sealed is not None
+    huge = msgspec.structs.replace(row, sealed=msgspec.structs.replace(row.sealed, bytes=2**65))
+    memo.put(huge)
+    memo.pack()
+    assert memo.row(huge.id, huge.stamp) == huge
+    memo.put(row)
+    memo.pack()
+    assert memo.row(row.id, row.stamp) == row
+
+
 def test_the_file_is_private_and_names_no_run(many, folder):
     """A URL may hold a password."""
     survey(look(many))

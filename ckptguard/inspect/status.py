@@ -100,7 +100,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         not_understood=0 if unread is None else unread.files,
         unread=len(view.listing.unread),
     )
-    known_good_id = None if known_good is None else known_good.id
+    known_good_id = None if known_good is None or known_good.thinned else known_good.id
     summary = summarize(there, rows, (), known_good_id, read_silence(view.run))
     ended = None if ended_at(view) is None else ended_words(view.run.url)
     summary = in_state(summary, time.time(), ended=ended)

@@ -7,6 +7,7 @@ alone, a Trainer takes it for a sign of a save that lost its optimizer. In the o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -15,8 +16,9 @@ import msgspec
 from ckptguard.decisions.known_good import series_head_of
 from ckptguard.formats import tensor_suffix
 from ckptguard.layouts.deepspeed import MODEL_STATES
-from ckptguard.layouts.roles import file_role
-from ckptguard.values.manifest import File, Manifest
+from ckptguard.layouts.roles import file_role, key_role
+from ckptguard.values.ids import escape
+from ckptguard.values.manifest import File, Manifest, Tensor
 
 _OPTIMIZER = "optimizer"
 _TAKEN = {
@@ -27,7 +29,12 @@ _TAKEN = {
     "folder": (_OPTIMIZER,),
 }
 _WEIGHTS = ("model", "ema", "")
-_FSDP = re.compile(r"optimizer_\d+/.+")  # Accelerate's folder of sharded optimizer state
+_FSDP = re.compile(r"optimizer_\d+/(?:\.metadata|__\d+_\d+\.distcp)")  # Accelerate's sharded optimizer state
+# What optimizers name: by the number of a parameter, or by the name of their own tensor after that of a parameter.
+_STATE = re.compile(
+    r"(?:^|\.)state\.\d+\.(?!(?:weight|bias)$)|(?:^|\.)(?:max_)?(?:exp_avg\w*|momentum_buffer)(?:\.|$)"
+    r"|^state\..+\.(?:step|square_avg|grad_avg|acc_delta|sum|state[12]|absmax[12]|qmap[12])$"
+)
 _IN_SHARDS = "its weights are in the optimizer's shards (DeepSpeed ZeRO-3)"
 _IN_ONE_FILE = "its optimizer state is in the same files as its weights"
 _LOADED_WHOLE = "a guard loads its own saves whole"
@@ -47,6 +54,9 @@ def split_for_thinning(manifest: Manifest) -> Split:
     stays = tuple(file for file in manifest.files if file not in goes)
     if any((m := MODEL_STATES.fullmatch(f.path.rpartition("/")[2])) and m["dp"] for f in manifest.files):
         return Split(why=_IN_SHARDS)
+    for file in goes:
+        if any(_may_be_weight(tensor) for tensor in file.tensors):
+            return Split(why=f"{escape(file.path.rpartition('/')[2])} holds tensors that may be weights")
     if not goes:
         return Split(why=_IN_ONE_FILE if series_head_of(manifest).has_optimizer else "")
     if not series_head_of(msgspec.structs.replace(manifest, files=stays)).has_weights:
@@ -83,3 +93,9 @@ def _is_for_resume(manifest: Manifest, file: File) -> bool:
     if role != _OPTIMIZER and "/" in inside:  # a part of a pipeline has a scaler or a scheduler that it is used with
         return False
     return role in taken and tensor_suffix(inside) and not any(t.role in _WEIGHTS for t in file.tensors)
+
+
+def _may_be_weight(tensor: Tensor) -> bool:
+    """True unless its own name is one of an optimizer, or it is one number: the file's name alone does not say it."""
+    is_optimizers = key_role(tensor.name.partition(".")[0]) == _OPTIMIZER or _STATE.search(tensor.name) is not None
+    return math.prod(tensor.shape) > 1 and not is_optimizers

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.kept import read_kept
@@ -175,14 +173,21 @@ class _Places:
         return self._of_step
 
     def _whole_in_trash(self, good: Sequence[CheckpointId]) -> list[CheckpointId]:
-        """Return the whole checkpoints in the trash of which these are what thinning left."""
+        """Return the whole checkpoints of the step in the trash, if all that was sealed since is what thinning left.
+
+        That may be gone.
+        """
         run, history = self._view.run, self._view.history
-        thinned = {id for id in good if (m := history.manifest(id)) is not None and m.thinned}
-        marks = [mark for id in (list_trashed(run) if thinned else ()) if (mark := read_trashed(run, id)) is not None]
+        if not all((m := history.manifest(id)) is None or m.thinned for id in good):
+            return []
+        marks = (read_trashed(run, id) for id in list_trashed(run) if id.step == self._step)
         found = [
             mark.id
             for mark in marks
-            if history.is_good(mark.id) and msgspec.structs.replace(mark.id, generation=mark.becomes) in thinned
+            if mark is not None
+            and mark.becomes
+            and mark.becomes == history.newest_sealed(mark.series, mark.step)
+            and history.is_good(mark.id)
         ]
         self._outcomes |= dict.fromkeys(found, Outcome.GOOD)
         return found

@@ -18,10 +18,10 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import CkptguardError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.kept import read_set_aside
-from ckptguard.records.manifests import sealed_generations, write_manifest
+from ckptguard.records.manifests import read_manifest, sealed_generations, write_manifest
 from ckptguard.records.pins import list_pins
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, list_records
@@ -58,7 +58,7 @@ from ckptguard.runs.removal import (
 )
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry, find_entry
-from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.temporary_names import REPLACED
 from ckptguard.values.verdict import Outcome
@@ -97,8 +97,8 @@ def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: 
 
     None if another process removes it. Nothing went: `finish_thinning` takes the files. After a kill, `settle_trash`
     undoes it if nothing was sealed, else it finishes. The whole checkpoint can be restored from the trash, so what
-    stays is linked there. The caller holds the lock. Raises BusyError if another process sealed it, and after any error
-    all is as before.
+    stays is linked there. The caller holds the lock. Raises BusyError if another process sealed it, DeniedError if it
+    cannot be linked. After any error all is as before.
     """
     now, goes = this_moment(), {path: size for path, size, *_ in thinned.thinned}
     mark = Trashed(
@@ -119,8 +119,9 @@ def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: 
         return None
     try:
         remove_record(run, mark.folder)  # without a mark it belongs to nobody
-        for path in mark.stays:
-            copy_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), path, how="link")
+        for entry in sorted(checkpoint.entries, key=lambda entry: entry.size):
+            if entry.key in mark.stays:
+                _link_into_trash(run, mark, entry.key)
         write_manifest(run, thinned)
     except CkptguardError:
         with contextlib.suppress(CkptguardError):
@@ -129,29 +130,46 @@ def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: 
     return mark
 
 
-def finish_thinning(run: Run, mark: Trashed) -> None:
-    """Take the files of a checkpoint that was sealed without them to the trash. If it is killed, repeat it."""
+def _link_into_trash(run: Run, mark: Trashed, path: str) -> None:
+    """Link what stays in place. Raises DeniedError if only a copy can be made: that would take the room of a whole
+    one."""
+    how = copy_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), path, how="link")
+    if how == "copy":
+        raise DeniedError(f"{escape(path)} cannot be linked into the trash", key=path)
+
+
+def finish_thinning(run: Run, mark: Trashed, *, saved_anew: bool = False) -> None:
+    """Take the files of a checkpoint that was sealed without them to the trash. If it is killed, repeat it.
+
+    If it was `saved_anew` since, the new save may use the files that are left: the trash gets links of them.
+    """
+    trash = Place(run.records, mark.folder + "/")
     goes = {key: tuple(signature) for key, *signature in mark.signature if key not in mark.stays}
     for key, signature in goes.items():
         entry = find_entry(run.storage, key)
-        if entry is not None and entry.signature == signature:  # else it is there already, or was saved again
-            move_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), key)
+        if entry is None or entry.signature != signature:  # it is there already, or was saved again
+            continue
+        if saved_anew:
+            copy_within(run, Place(run.storage), trash, key, how="link")
+        else:
+            move_within(run, Place(run.storage), trash, key)
     mark_taken(run, mark)
     for folder in {key.rpartition("/")[0] for key in goes} - {mark.path}:
         remove_empty_folders(run.storage, folder)
 
 
 def settle_thinning(run: Run, mark: Trashed) -> None:
-    """Finish a thinning that was interrupted, or undo it if what stays was not sealed, or was sealed again since."""
-    series, step = mark.series, mark.step
-    sealed = max((id.generation for id in sealed_generations(run, series) if id.step == step), default=0)
-    if sealed == mark.becomes:
-        finish_thinning(run, mark)
+    """Finish a thinning that was interrupted, or undo it if what stays was not sealed: then nothing has moved.
+
+    The generation may be another one: somebody saved the checkpoint again, or added to it, and verified it first.
+    """
+    thinned = read_manifest(run, msgspec.structs.replace(mark.id, generation=mark.becomes))
+    goes = tuple(one for one in mark.signature if one[0] not in mark.stays)
+    if thinned is None or set(thinned.thinned) != set(goes):
+        forget_trashed(run, mark)
         return
-    for entry in run.records.list(mark.folder, recursive=True):
-        if entry.kind == "file" and entry.key.removeprefix(mark.folder + "/") not in mark.stays:
-            _put_back(run, mark, entry.key)
-    forget_trashed(run, mark)
+    own = (id.generation for id in sealed_generations(run, mark.series) if id.step == mark.step)
+    finish_thinning(run, mark, saved_anew=max(own) > mark.becomes)
 
 
 def moves_files(run: Run) -> bool:

@@ -68,6 +68,7 @@ from ckptguard.verification.checkpoint import Resave, Verification, read_early, 
 
 _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
+_THIN_AGAIN = 3600.0
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
 _LONGEST_GOING = 10.0  # seconds after which a pass is made although records go on going
@@ -121,6 +122,7 @@ class PassNotes:
     collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
     retry_after: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
+    thin_at: float = 0.0  # monotonic: when to thin again after a problem, for which whole weights were read
     memory: RunMemory = field(default_factory=RunMemory)  # what the records said
     lost: dict[str, float] = field(default_factory=dict)  # paths that went without a verdict, and when (monotonic)
     lost_is_reported: bool = False
@@ -595,10 +597,26 @@ class _Pass:
             self._found(result)
         self._pruned, troubles = prune_by_settings(self.view)
         self.troubles += [*repaired.could_not_tell, *troubles]
-        if not troubles:
-            thinned, troubles = thin(self.view, self.view.settings.retention(), work=self.work)
-            self._thinned = tuple(one.path for one in thinned if one.files)
-            self.troubles += troubles
+        if not troubles and time.monotonic() >= self.notes.thin_at:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Thin one checkpoint that the settings name. The next pass follows at once: new saves come before old ones."""
+        begun = False
+
+        def may_begin(size: int) -> bool:
+            nonlocal begun
+            if begun or self._should_yield(size):
+                self._yielded, self.notes.prune_at = True, 0.0
+                return False
+            begun = True
+            return True
+
+        work = msgspec.structs.replace(self.work, may_begin=may_begin, yield_for=may_yield_for(0.0, None))
+        thinned, troubles = thin(self.view, self.view.settings.retention(), work=work)
+        self._thinned = tuple(one.path for one in thinned if one.files)
+        self.notes.thin_at = time.monotonic() + _THIN_AGAIN if troubles else 0.0
+        self.troubles += troubles
 
     def _wait_for_turn(self, checkpoint: Checkpoint, waits: NotYet) -> None:
         early = self.notes.samples[checkpoint.path].early

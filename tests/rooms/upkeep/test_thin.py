@@ -7,7 +7,9 @@ import random
 import shutil
 
 import click.testing
+import msgspec
 import pytest
+import torch
 from support.crashes import Killed, kill_at
 from support.faults import flip
 from support.json_documents import EXAMPLES, ordered, shape
@@ -19,12 +21,14 @@ from support.views import look
 import ckptguard
 from ckptguard.cli.entry import commands
 from ckptguard.errors import NoKnownGoodError, NotFoundError, RefusedError
+from ckptguard.records.manifests import write_manifest
 from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
 from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
+from ckptguard.retention import trash
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
@@ -74,6 +78,11 @@ def run_command(*arguments):
     done = click.testing.CliRunner().invoke(commands, [str(a) for a in arguments], prog_name="ckptguard")
     assert "Traceback" not in done.output
     return done
+
+
+def killed(*_):
+    """Do as a process that is killed here."""
+    raise Killed
 
 
 def make(root, layout="trainer", steps=(100, 200, 300, 400), settings=NONE):
@@ -173,7 +182,9 @@ def test_nobody_is_led_to_a_thinned_one_while_a_whole_one_is_good(root):
     done = run_command("known-good", str(root))
     assert (done.exit_code, done.stdout) == (0, f"{root}/{paths[200]}\n")
     assert "thinned" in done.stderr
-    assert "would restart their optimizer" in run_command("status", str(root)).stdout
+    status = run_command("status", str(root)).stdout
+    assert "protected? no: there is no known-good checkpoint to go back to" in status
+    assert "would restart their optimizer" in status
 
 
 def test_until_its_grace_is_over_the_whole_one_comes_back(root, tmp_path):
@@ -188,6 +199,115 @@ def test_until_its_grace_is_over_the_whole_one_comes_back(root, tmp_path):
     assert list_trashed(run) == []
     restore(look(run), str(tmp_path / "thin"), step=100)
     assert files_of(tmp_path / "thin") == {k: v for k, v in saved.items() if not k.endswith(("mizer.pt", "duler.pt"))}
+
+
+def test_the_whole_one_comes_back_if_what_stayed_is_gone(root, tmp_path):
+    """The trainer rotates what stayed away. A save over it since would be the newer one."""
+    paths = make(root)
+    saved = {key: data for key, data in in_place(root).items() if key.startswith(f"{paths[100]}/")}
+    thinned_of(root)
+    shutil.rmtree(root / paths[100])
+    run = open_run(str(root))
+    restore(look(run), str(tmp_path / "whole"), step=100)
+    assert files_of(tmp_path / "whole") == saved
+    WRITERS["trainer"](root, 100, 77)
+    reconcile(look(run, NONE), PassNotes())
+    anew = {key: data for key, data in in_place(root).items() if key.startswith(f"{paths[100]}/")}
+    restore(look(run), str(tmp_path / "anew"), step=100)
+    assert files_of(tmp_path / "anew") == anew
+
+
+MOMENTS = {"state": {0: {"exp_avg": torch.ones(8, 8)}}}
+WEIGHT = torch.ones(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "goes"),
+    [
+        ("optimizer.pt", MOMENTS, True),
+        ("optimizer.pt", [MOMENTS, MOMENTS], True),
+        ("optimizer.pt", {"optimizer": {"layers.0.weight": WEIGHT}}, True),
+        ("optimizer.pt", {"state": {"layers.0.weight": {"square_avg": WEIGHT, "step": torch.tensor(3.0)}}}, True),
+        ("optimizer.pt", {"state": {0: {"row": WEIGHT}}, "param_groups": [{"lr": torch.tensor(0.1)}]}, True),
+        ("optimizer_net.pt", {"layers.0.weight": WEIGHT}, False),
+        ("optimizer.pt", {"state": {"layers.0.weight": WEIGHT}}, False),
+        ("optimizer.pt", {"state": {0: {"weight": WEIGHT}}}, False),
+        ("optimizer.pt", {"model": {"layers.0.weight": WEIGHT}, **MOMENTS}, False),
+        ("optim-ema.pt", {"ema": {"layers.0.weight": WEIGHT}, **MOMENTS}, False),
+        ("optim.pt", {**MOMENTS, "prompt": torch.ones(8)}, False),
+    ],
+)
+def test_no_file_goes_whose_own_tensors_may_be_weights(name, state, goes, root):
+    """The file's name alone does not say it: each tensor in it must have a name that optimizers give."""
+    for step in (100, 200, 300, 400):
+        folder = root / f"step_{step}"
+        folder.mkdir(parents=True)
+        torch.save({"layer.weight": torch.full((8, 8), float(step))}, folder / "model.pt")
+        torch.save(MOMENTS, folder / "optim_2.pt")
+        torch.save(state, folder / name)
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    done = thinned_of(root)
+    assert [*done] == ["step_100", "step_200"]
+    for path, one in done.items():
+        assert set(one.files) == ({f"{path}/optim_2.pt", f"{path}/{name}"} if goes else set())
+        assert goes or f"{name} holds tensors that may be weights" in one.reason
+
+
+def test_another_generation_is_not_touched(root):
+    """Killed before what stays is sealed. Then a file is added, and `verify` seals that as the next generation."""
+    paths = make(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trash, "write_manifest", killed)
+        with pytest.raises(Killed):
+            thin(look(open_run(str(root)), NONE), TWO)
+    (root / paths[100] / "ema.safetensors").write_bytes((root / paths[100] / "model.safetensors").read_bytes())
+    verify_target(str(root), NONE)
+    run, before = open_run(str(root)), in_place(root)
+    assert load_history(run).current("checkpoint-#", 100, paths[100]).generation == 2
+    prune(look(run, NONE), TWO, grace=DAY)
+    assert in_place(root) == before
+    assert list_trashed(run) == []
+
+
+def test_a_new_save_gets_nothing_of_the_old_one(root):
+    """Killed between two moves. The trainer saves weights alone over it, and uses a file that was to go."""
+    paths = make(root)
+    saved = {key: data for key, data in in_place(root).items() if key.startswith(f"{paths[100]}/")}
+    moved = []
+    real = trash.move_within
+
+    def one_only(*arguments):
+        if moved:
+            raise Killed
+        moved.append(arguments)
+        real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trash, "move_within", one_only)
+        with pytest.raises(Killed):
+            thin(look(open_run(str(root)), NONE), TWO)
+    run, whole = open_run(str(root)), CheckpointId("checkpoint-#", 100, 1)
+    thinned = load_history(run).manifest(CheckpointId("checkpoint-#", 100, 2))
+    anew = msgspec.structs.replace(thinned, generation=3, nonce="3", thinned=(), sealed_at="2030-01-01T00:00:00Z")
+    write_manifest(run, anew)  # as a verification of the new save does
+    before = in_place(root)
+    prune(look(run, NONE), Policy(), grace=DAY)
+    assert in_place(root) == before
+    assert list_trashed(run) == [whole]
+    kept = (root / "_ckptguard/trash").rglob(f"*{paths[100]}*/*")
+    assert sorted(path.read_bytes() for path in kept) == sorted(saved.values())
+
+
+def test_where_nothing_can_be_linked_all_stays(root, monkeypatch):
+    """A copy of the weights in the trash would take more room than what goes, and the lock for as long."""
+    make(root)
+    before = in_place(root)
+    monkeypatch.setattr(trash, "copy_within", lambda *_, **__: "copy")
+    done, troubles = thin(look(open_run(str(root)), NONE), TWO)
+    assert done == ()
+    assert "cannot be linked into the trash" in troubles[0]
+    assert in_place(root) == before
+    assert list_trashed(open_run(str(root))) == []
 
 
 def test_pins_and_whatever_holds_one_keep_it_whole(root):
@@ -282,6 +402,21 @@ def test_the_settings_thin_in_a_pass(root):
     done = reconcile(look(open_run(str(root)), settings), PassNotes())
     assert done.thinned == (paths[100],)
     assert done.could_not_tell == ()
+
+
+def test_a_pass_thins_one_and_the_next_follows_at_once(root, monkeypatch):
+    """A new save does not wait until all old ones are thinned. After a problem nothing is read again for a while."""
+    paths, settings, notes = make(root, steps=(100, 200, 300, 400, 500)), NONE.changed(thin_after=2), PassNotes()
+    first, second, third, last = (reconcile(look(open_run(str(root)), settings), notes) for _ in range(4))
+    assert [one.thinned for one in (first, second, third, last)] == [*[(paths[s],) for s in (100, 200, 300)], ()]
+    assert [one.yielded for one in (first, second, third, last)] == [True, True, False, False]
+    WRITERS["trainer"](root, 600, 600)
+    tried = []
+    monkeypatch.setattr("ckptguard.upkeep.thin.judge_thinned", lambda *_: tried.append(1) or "it would be suspect")
+    for _ in range(3):
+        notes.prune_at = 0.0
+        reconcile(look(open_run(str(root)), settings), notes)
+    assert len(tried) == 1
 
 
 def test_the_command_says_what_it_would_take(root):

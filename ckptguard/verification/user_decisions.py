@@ -40,10 +40,10 @@ def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
 
     Use it if they were saved again, but ckptguard called them damaged in doubt, or if the records of a guard's save are
     lost. Their digests are accepted as they are; everything else is still checked. Raises SettingsError for a guard's
-    save whose manifest is there.
+    save whose manifest can be read.
     """
     checkpoint = select_checkpoint(view.run, view.checkpoints, word)
-    if LAYOUTS[checkpoint.layout].sealed_by_writer and view.current(checkpoint) is not None:
+    if LAYOUTS[checkpoint.layout].sealed_by_writer and view.current_if_readable(checkpoint) is not None:
         raise SettingsError(
             f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
             hint="ckptguard verify says what is wrong; ckptguard repair restores damaged files",

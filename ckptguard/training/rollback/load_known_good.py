@@ -87,10 +87,12 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
                 ids = sorted(failed, key=lambda id: id.order)
                 names = ", ".join(f"{step_text(id.step)}{id.nth_save}" for id in ids)
                 raise _none_is_good(view, f": of {store.series} {names} could not be loaded") from error
-    loaded = load_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
-    if loaded is None and _holds_finished(view, store.series):
+    read = _read_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
+    if isinstance(read, CouldNotTellError):
+        raise read  # it may be good: training must not begin again over it
+    if read is None and _holds_finished(view, store.series):
         raise _none_is_good(view, "")
-    return loaded
+    return read
 
 
 def _not_used(view: RunView, series: str, loaded: Loaded) -> str:
@@ -144,9 +146,16 @@ def load_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> 
 
     Newer ones stay in place.
     """
+    read = _read_unrecorded(view, store, before_step=before_step)
+    return read if isinstance(read, Loaded) else None
+
+
+def _read_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> Loaded | CouldNotTellError | None:
+    """Do the same. If none is loaded, return why the newest one after the beginning that may be good is not."""
+    unsure: CouldNotTellError | None = None
     own = ((single_number(c.step), c) for c in view.checkpoints if c.series == store.series)
     found = [(step, c) for step, c in own if step is not None and step < before_step]
-    for _, checkpoint in sorted(found, key=lambda pair: -pair[0]):
+    for step, checkpoint in sorted(found, key=lambda pair: -pair[0]):
         try:
             checked = verify_checkpoint(view, checkpoint, _READ_ONLY)
             if checked.outcome is not Outcome.GOOD:
@@ -161,7 +170,8 @@ def load_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> 
                 return loaded
         except CouldNotTellError as error:
             _log.warning("%s could not be used: %s", checkpoint.path, error.message)
-    return None
+            unsure = unsure or (error if step else None)
+    return unsure
 
 
 def _holds_finished(view: RunView, series: str) -> bool:

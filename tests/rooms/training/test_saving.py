@@ -16,7 +16,7 @@ from support.views import look
 import ckptguard
 from ckptguard.decisions import room
 from ckptguard.documents.report_lines import what_now
-from ckptguard.errors import NoKnownGoodError, SettingsError, StorageFullError
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError, SettingsError, StorageError, StorageFullError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept
 from ckptguard.records.run import open_run
@@ -154,6 +154,39 @@ def test_a_training_does_not_begin_again_over_saves_whose_records_are_lost(tmp_p
         list(guard.steps("abc", total=3, save_every=1))
     assert {path: path.read_bytes() for path in run.glob("step-*/*")} == before
     assert reseal(look(open_run(str(run))), "step-000000002").outcome is Outcome.GOOD
+    model = torch.nn.Linear(4, 4)
+    with guard_of(run, model) as guard:
+        assert guard.resume() == 2
+    assert torch.equal(model.weight, saved.weight)
+
+
+@pytest.mark.parametrize("trouble", ["manifests", "files"])
+def test_a_training_does_not_begin_again_over_saves_that_cannot_be_read(tmp_path, monkeypatch, trouble):
+    """Damaged manifests, or files that cannot be read before they had a verdict: the error says so, and all stays."""
+    run, saved = tmp_path / "run", torch.nn.Linear(4, 4)
+    with guard_of(run, saved) as guard:
+        for step in (1, 2):
+            guard.save(step=step)
+    shutil.rmtree(run / "_ckptguard" / "ledger", ignore_errors=True)
+    before = {path: path.read_bytes() for path in run.glob("step-*/*")}
+    with monkeypatch.context() as broken:
+        if trouble == "manifests":
+            for manifest in run.glob("_ckptguard/manifests/*/*.json"):
+                manifest.write_bytes(b"")
+        else:
+            real = LocalStorage.open
+
+            def fails(self, key):
+                if key.endswith("model.safetensors"):
+                    raise StorageError(f"{key} cannot be read", key=key)
+                return real(self, key)
+
+            broken.setattr(LocalStorage, "open", fails)
+        with guard_of(run) as guard, pytest.raises(CouldNotTellError, match="step-000000002"):
+            list(guard.steps("abc", total=3, save_every=1))
+    assert {path: path.read_bytes() for path in run.glob("step-*/*")} == before
+    if trouble == "manifests":
+        assert reseal(look(open_run(str(run))), "step-000000002").outcome is Outcome.GOOD
     model = torch.nn.Linear(4, 4)
     with guard_of(run, model) as guard:
         assert guard.resume() == 2

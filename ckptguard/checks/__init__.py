@@ -91,5 +91,5 @@ def facts_of(evidence: Evidence) -> Facts:
         stale=moments_present(evidence) and unchanged(evidence),
         skipped_steps=skipped_steps(evidence),
         world_size=stated_world_size(evidence),
-        thinned=taken_from(evidence) if evidence.sealed is not None and evidence.sealed.thinned else (),
+        thinned=taken_from(evidence) if evidence.thinned else (),
     )

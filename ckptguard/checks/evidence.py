@@ -11,7 +11,7 @@ from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import Manifest, Seen
 from ckptguard.values.verdict import Facts, Finding
 
 
@@ -75,6 +75,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `sums`: what checksum files state, and what the hub noted of a download.
     - `vouched`: files whose digest something else states.
     - `trusted`: what nobody can read was vouched for, by the program that wrote it, a checksum or a user.
+    - `thinned`: files that thinning took from it, or from what it was before others were added.
     """
 
     sealed: Manifest | None = None
@@ -91,6 +92,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     sums: FoundSums = NO_SUMS
     vouched: frozenset[str] = frozenset()
     trusted: bool = False
+    thinned: tuple[Seen, ...] = ()
 
 
 class Evidence(KnownFacts, frozen=True, kw_only=True):

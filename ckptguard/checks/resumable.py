@@ -25,7 +25,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
     it lacks what the reference would restore. A notice if a resume needs the same number of ranks.
     """
     present = roles_present(evidence)
-    if evidence.sealed is not None and evidence.sealed.thinned:
+    if evidence.thinned:
         yield _finding(Severity.NOTICE, f"it was thinned: a resume would restart: {', '.join(taken_from(evidence))}")
     elif "model" in present and "optimizer" not in present:
         if _is_of_a_training(evidence, frozenset(present)):
@@ -59,7 +59,7 @@ def taken_from(evidence: Evidence) -> tuple[str, ...]:
     """Return the roles that thinning took from it."""
     from ckptguard.layouts.thinning import roles_taken  # few are thinned
 
-    return roles_taken(path for path, *_ in evidence.sealed.thinned) if evidence.sealed is not None else ()
+    return roles_taken(path for path, *_ in evidence.thinned)
 
 
 def roles_present(evidence: Evidence) -> tuple[str, ...]:

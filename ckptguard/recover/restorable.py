@@ -186,7 +186,11 @@ class _Places:
             for mark in marks
             if mark is not None
             and mark.becomes
-            and mark.becomes == history.newest_sealed(mark.series, mark.step)
+            and all(
+                (m := history.manifest(id)) is not None and m.thinned
+                for id in history.generations(mark.series, mark.step)
+                if id.generation > mark.generation
+            )
             and history.is_good(mark.id)
         ]
         self._outcomes |= dict.fromkeys(found, Outcome.GOOD)

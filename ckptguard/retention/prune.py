@@ -247,11 +247,13 @@ def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trash
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed, reader = [], RunReader(view.history, RunMemory())
     for mark in seen.trash:
+        outcome = _strict_outcome(reader, mark.id)
+        doubted = outcome is Outcome.GOOD and mark.becomes > 0 and not view.history.is_good(mark.id)
         trashed.append(
             Present(
                 path=mark.folder,
                 id=mark.id,
-                outcome=_strict_outcome(reader, mark.id),
+                outcome=Outcome.SUSPECT if doubted else outcome,  # as what thinning left of it
                 thinned=_is_thinned(reader, mark.id),
                 holds=tuple(pins.get(mark.id, ())),
             )

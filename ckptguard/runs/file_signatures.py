@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckptguard.runs.sealed_content import Judged, Sealed, Seen, seen_when_sealed
+from ckptguard.runs.sealed_content import Judged, Sealed, seen_when_sealed
 from ckptguard.storage.protocol import Entry, Storage, find_entry
 
 if TYPE_CHECKING:
-    from ckptguard.values.manifest import File, Manifest
+    from ckptguard.values.manifest import File, Manifest, Seen
 
 
 def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | None = None) -> bool:

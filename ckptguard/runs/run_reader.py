@@ -22,12 +22,12 @@ from ckptguard.layouts.rank_names import ranks_named
 from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
-from ckptguard.runs.sealed_content import JudgedAs, SealedAs, Seen, sealed_outcome, seen_when_sealed
+from ckptguard.runs.sealed_content import JudgedAs, SealedAs, sealed_outcome, seen_when_sealed
 from ckptguard.storage.local.writes import replace_file
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder, read_private
 from ckptguard.values.ids import CheckpointId, Step, escape
-from ckptguard.values.manifest import bytes_digest
+from ckptguard.values.manifest import Seen, bytes_digest
 from ckptguard.values.record_text import decodable
 from ckptguard.values.run_rows import LONGEST_TEXT, Generation
 from ckptguard.values.verdict import Outcome, heaviest_words

@@ -9,10 +9,9 @@ import msgspec
 from ckptguard.decisions.known_good import SeriesHead
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import Manifest, Seen
 from ckptguard.values.verdict import Outcome, Verdict
 
-Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
 Digest = bytes
 
 

@@ -33,6 +33,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blake3: str
 
 
+Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
+
+
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One named tensor. `span` is the index in its file's spans (None: no bytes in the file).
 
@@ -114,9 +117,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nonfinite_metrics: dict[str, str] = {}  # the others, as words: "nan", "inf", "-inf"
     counters: tuple[Counter, ...] = ()  # the finest first
     first_saved_ns: int | None = None  # in a replica: when its run had saved it
-    # Files of the generation before it that were taken away, because only a resume needs them: path, size, mtime,
+    # Files of a generation before it that were taken away, because only a resume needs them: path, size, mtime,
     # inode and etag of each. The others are the same files, with the same bytes.
-    thinned: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
+    thinned: tuple[Seen, ...] = ()
 
     @property
     def saved_at(self) -> int | None:

@@ -7,7 +7,7 @@ import enum
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -46,7 +46,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId, escape
-from ckptguard.values.manifest import Manifest, identity
+from ckptguard.values.manifest import Manifest, Seen, identity
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import (
     PLUGIN,
@@ -339,11 +339,14 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     if manifest is None:
         sizes = {entry.key: entry.size for entry in checkpoint.entries}
         manifest, verdict = history.reference(id, sizes) or (None, None)
-    if content.sealed is not None and content.sealed.thinned:
+    thinned = content.sealed.thinned if content.sealed is not None else ()
+    if content.grew_from is not None:
+        thinned = _taken_from(history, checkpoint, content.grew_from)
+    if thinned:
         from ckptguard.layouts.thinning import without_resume_state  # few are
 
         manifest = without_resume_state(manifest) if manifest is not None else None
-        checkpoint, scan = _without_leftovers(checkpoint, scan, content.sealed)
+        checkpoint, scan = _without_leftovers(checkpoint, scan, thinned)
     before = history.verdict(id)
     said = () if before is None else (f for f in before.findings if f.check == UNDERSTOOD)
     previous, previous_facts = (None if how.alone else history.previous(id.series, id.step)) or (None, None)
@@ -365,14 +368,24 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         trust_globals=settings.trust_globals,
         trusted=how.trusted or any(f.severity is Severity.NOTICE for f in said),
         sums=read.sums,
+        thinned=thinned,
     )
     return collect_evidence(view.run.storage, checkpoint, scan, known)
 
 
-def _without_leftovers(checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> tuple[Checkpoint, Scan]:
+def _taken_from(history: History, checkpoint: Checkpoint, id: CheckpointId) -> tuple[Seen, ...]:
+    """Return the files that thinning took from what a checkpoint grew from. A file that was added does not make it
+    whole again, unless it is one of these."""
+    before = history.manifest(id)
+    taken = {path: tuple(signature) for path, *signature in before.thinned} if before is not None else {}
+    back = any(taken.get(entry.key, entry.signature) != entry.signature for entry in checkpoint.entries)
+    return before.thinned if before is not None and not back else ()
+
+
+def _without_leftovers(checkpoint: Checkpoint, scan: Scan, thinned: Collection[Seen]) -> tuple[Checkpoint, Scan]:
     """Return a thinned checkpoint and its scan without the files that were not taken away yet: they count for
     nothing."""
-    left = {entry.key for entry in checkpoint.entries if (entry.key, *entry.signature) in sealed.thinned}
+    left = {entry.key for entry in checkpoint.entries if (entry.key, *entry.signature) in thinned}
     entries = tuple(entry for entry in checkpoint.entries if entry.key not in left)
     files = tuple(file for file in scan.files if file.entry.key not in left)
     return msgspec.structs.replace(checkpoint, entries=entries), msgspec.structs.replace(scan, files=files)
@@ -477,7 +490,9 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         other_contents=lambda: _other_contents(history, sealed.id),
         was_gone=lambda: was_gone or _was_gone(view, sealed.id),
     )
-    broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan, sealed))
+    broken = any(f.structure.is_broken for f in scan.files) or any(
+        g.fatal for g in gaps_of(checkpoint, scan, sealed.thinned)
+    )
     change = classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},

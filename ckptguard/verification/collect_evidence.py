@@ -21,7 +21,7 @@ from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.storage.protocol import UNNAMED, Entry
 from ckptguard.values.ids import escape
-from ckptguard.values.manifest import Counter, File, Manifest, Span, Tensor
+from ckptguard.values.manifest import Counter, File, Manifest, Seen, Span, Tensor
 from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.settings import Settings
 
@@ -145,13 +145,11 @@ def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
     return roles
 
 
-def gaps_of(checkpoint: Checkpoint, scan: Scan, sealed: Manifest | None = None) -> tuple[Gap, ...]:
+def gaps_of(checkpoint: Checkpoint, scan: Scan, thinned: Sequence[Seen] = ()) -> tuple[Gap, ...]:
     """Return what the layout implies and the scan did not find. What was taken from a thinned checkpoint is no gap."""
     structures = {f.entry.key: f.structure for f in scan.files}
-    if sealed is not None and sealed.thinned:
-        taken = (
-            Entry(key=path, kind="file", size=size) for path, size, *_ in sealed.thinned if path not in checkpoint.files
-        )
+    if thinned:
+        taken = (Entry(key=path, kind="file", size=size) for path, size, *_ in thinned if path not in checkpoint.files)
         entries = sorted((*checkpoint.entries, *taken), key=lambda entry: entry.key)
         checkpoint = msgspec.structs.replace(checkpoint, entries=tuple(entries))
     missing = [Gap("not there", file) for file in checkpoint.missing]
@@ -181,7 +179,7 @@ def collect_evidence(
         checkpoint=checkpoint,
         scan=scan,
         roles=roles_of(scan.files),
-        gaps=gaps_of(checkpoint, scan, known.sealed),
+        gaps=gaps_of(checkpoint, scan, known.thinned),
         placed_digests=misplaced_digests(storage, known.sealed, scan),
     )
 

@@ -16,7 +16,7 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import as_reported
 from ckptguard.runs.history import history_of_series
 from ckptguard.values.ids import CheckpointId, Step, series_of
-from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
+from ckptguard.values.manifest import Counter, File, Manifest, Seen, split_metrics
 from ckptguard.values.record_formats import MANIFEST
 from ckptguard.verification.collect_evidence import manifest_files
 from ckptguard.version import __version__
@@ -32,7 +32,8 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
     metrics = logged_metrics(evidence) if metrics is None else metrics
     files = manifest_files(evidence)
-    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(checkpoint, evidence.scan))
+    inside = counters_of(checkpoint, evidence.scan)
+    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, inside, evidence.thinned)
 
 
 def seal_written(
@@ -55,6 +56,7 @@ def _seal(
     files: tuple[File, ...],
     metrics: Mapping[str, float],
     inside: tuple[Counter, ...] | None = None,
+    thinned: tuple[Seen, ...] = (),
 ) -> Manifest:
     finite, words = split_metrics(metrics)
     manifest = Manifest(
@@ -70,6 +72,7 @@ def _seal(
         metrics=finite,
         nonfinite_metrics=words,
         counters=(*(inside or ()), *named_counters(path)),
+        thinned=thinned,
     )
     write_manifest(run, manifest)
     return manifest

@@ -337,6 +337,28 @@ def test_damage_found_while_thinning_takes_nothing(root):
     assert [*thinned_of(root)] == [paths[200]]
 
 
+@pytest.mark.parametrize("layout", ["trainer", "zero2", "accelerate-fsdp"])
+def test_a_file_that_is_added_does_not_make_it_whole_or_incomplete(layout, root, tmp_path):
+    """Weights that a user converts and puts beside: a new generation, good and thinned as before."""
+    paths = make(root, layout)
+    whole = {key: data for key, data in in_place(root).items() if key.startswith(f"{paths[200]}/")}
+    thinned_of(root)
+    torch.save({"layers.0.weight": torch.eye(24, 16)}, root / paths[200] / "ema.bin")
+    report = verify_target(str(root), NONE)
+    assert report.outcome is Outcome.GOOD
+    run = open_run(str(root))
+    history = load_history(run)
+    id = history.current(report.checkpoints[0].series, 200, paths[200])
+    assert id.generation == 3
+    assert history.manifest(id).thinned
+    for step in (300, 400):
+        shutil.rmtree(root / paths[step])
+    with pytest.raises(NoKnownGoodError):
+        find_known_good(run)
+    restore(look(run), str(tmp_path / "whole"), step=200)
+    assert files_of(tmp_path / "whole") == whole
+
+
 def test_a_thinned_one_that_is_saved_again_is_whole_again(root):
     """The trainer writes it anew, or its optimizer is put beside it: a generation of its own, which is not thinned."""
     paths = make(root)
@@ -393,6 +415,19 @@ def test_a_suspicion_of_what_stays_is_one_of_the_whole(root, tmp_path):
     assert find_known_good_anywhere(look(run, settings)).step == 100
     with pytest.raises(RefusedError):
         restore(look(run, NONE), str(tmp_path / "out"), step=200)
+
+
+def test_a_doubted_one_in_the_trash_takes_no_place_of_a_good_one(root):
+    """A rollback makes what is left of 300 suspect: its whole one is not why that of 100 is emptied."""
+    make(root, steps=(100, 200, 300, 400, 500))
+    run, whole = open_run(str(root)), CheckpointId("checkpoint-#", 100, 1)
+    pin_checkpoint(run, CheckpointId("checkpoint-#", 200, 1))
+    thinned_of(root)
+    roll_back(look(run, NONE), GoBack(reason="test", before_step=300, check_writing=False))
+    history = load_history(run)
+    assert (history.is_good(whole), history.is_good(CheckpointId("checkpoint-#", 300, 1))) == (True, False)
+    prune(look(run, NONE), Policy(keep_good=2), grace=0.0)
+    assert whole in list_trashed(run)
 
 
 def test_the_settings_thin_in_a_pass(root):

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from ckptguard.decisions.fleet_health import is_training, shortest_interval
+from ckptguard.decisions.known_good import CurrentVerdict, verdict_name
 from ckptguard.decisions.store_requests import next_pause
 from ckptguard.engine.watcher import Watcher
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
@@ -28,6 +29,7 @@ from ckptguard.records.daemon_record import (
     write_daemon_record,
 )
 from ckptguard.records.incidents import read_incident
+from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.run import Run, has_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import saved_at, utc_now
@@ -54,7 +56,7 @@ from ckptguard.storage.local.removal import (
 from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile, start_of
 from ckptguard.upkeep.samples import PassStart
-from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, name_of_run, numbers_of
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, name_of_run, numbers_of, series_folder
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -190,6 +192,7 @@ class WatchedRun:
         self.daemon_timeout: float | None = None  # seconds for which a save may wait for that daemon; None: forever
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
+        self._ledger: frozenset[str] | None = None  # the names in it when a step began; None between steps
         self._source, self._caller_acts = source, caller_acts
         self._missed, self._owes, self._owes_known_good = MissedIncidents(source), False, False
         self._reports_due: list[str] = []  # the ids of incidents about saves that were judged before their turn
@@ -322,6 +325,7 @@ class WatchedRun:
             return None
         finally:
             self.memory.pack()
+            self._ledger = None
         self._note_success(done, began)
         return done
 
@@ -650,13 +654,20 @@ class WatchedRun:
     def _waited(self, view: RunView, one: Checked) -> float | None:
         """Return the seconds from the last write of a save to its first verdict, which this one is. None: it had one
         before, or nobody knows when it was written."""
-        current_verdict = None if one.id is None else view.history.current_verdict(one.id)
-        if one.id is None or (current_verdict is not None and current_verdict.number > 1):
+        found = None if one.id is None else view.history.current_verdict(one.id)
+        if one.id is None or (found is not None and (found.number > 1 or self._was_on_record(found))):
             return None
         sealed = view.history.manifest(one.id) if view.history.is_sealed(one.id) else None
         there = view.checkpoint(one.path)
         written = saved_at(sealed) if sealed is not None else there and there.written_at / 1e9
         return max(0.0, time.time() - written) if written else None  # another machine's clock may be ahead
+
+    def _was_on_record(self, verdict: CurrentVerdict) -> bool:
+        """True if a verdict was on record when this step began to look: the same bytes were read again."""
+        if self._ledger is None:
+            names = () if self._notes.start is None else self._notes.start.names
+            self._ledger = frozenset(name for name in names if name.startswith(f"{LEDGER}/"))
+        return f"{LEDGER}/{series_folder(verdict.id.series)}/{verdict_name(verdict)}" in self._ledger
 
     def _tell(self, view: RunView, one: Checked) -> None:
         """Log a verdict, and report it if it is news."""

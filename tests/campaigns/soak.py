@@ -468,7 +468,7 @@ class Soak:
                 self.report.violation("made again", f"{folder} after {now - since:.1f} s: {inside}")
                 shutil.rmtree(folder, ignore_errors=True)
         for run in self.runs:
-            if run.state == "gone" and now >= run.saved_since:
+            if run.state == "gone" and now >= run.saved_since and run.disk.full_since is None:
                 self.gone.pop(str(run.folder), None)
                 run.begin()
                 self.report.actions["started again"] += 1

@@ -41,7 +41,7 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
     It says how much there is, and asks. A copy of a checkpoint that is nowhere else stays, and the records too, so that
     `ckptguard restore` finds it. Before a copy goes, the files in place are read: what is not as it was verified is
     said, and the copy stays. Verdicts do not come back: a later `verify` cannot know what was damaged before. Saves of
-    a `TrainingGuard` then count as incomplete, until `ckptguard reseal` says that one is whole.
+    a TrainingGuard then count as incomplete, until `ckptguard reseal` says that one is whole.
 
     While a daemon, a training or `supervise` uses RUN, it is refused.
     """

@@ -52,7 +52,7 @@ def reseal(ckpt: str, shared: Shared) -> None:
 
     Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
 
-    It also takes a save of `TrainingGuard` whose records are lost, because only these say that it was finished.
+    It also takes a save of TrainingGuard whose records are lost, because only these say that it was finished.
     """
     from ckptguard.verification.user_decisions import reseal
 

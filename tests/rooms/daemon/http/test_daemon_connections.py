@@ -136,4 +136,4 @@ def test_uvicorn_is_one_of_those_that_are_tested() -> None:
     oldest, beyond = map(int, found.groups())
     installed = importlib.metadata.version("uvicorn").split(".")
     assert installed[0] == "0"
-    assert oldest <= int(installed[1]) == beyond - 1
+    assert int(installed[1]) in (oldest, beyond - 1)  # one environment has the oldest, the usual one the newest

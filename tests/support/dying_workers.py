@@ -2,7 +2,6 @@
 
 - ``DYING_ALWAYS``: a task about a checkpoint whose place ends with this kills its worker.
 - ``DYING_ONCE``: the first one about this dies after its verdict is on record, and before anybody heard of it.
-- ``DYING_AFTER``: all wait until there is a file with this path.
 - ``DYING_GATE``: one about this says so in the FIFO ``reached``, and then waits for ever.
 
 ``DYING_NOTES`` is a folder for what must be known in all workers.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,8 +31,6 @@ def _is(task: Task, name: str) -> bool:
 
 def _verify_or_die(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     notes = Path(os.environ["DYING_NOTES"])
-    while os.environ.get("DYING_AFTER") and not os.path.exists(os.environ["DYING_AFTER"]):
-        time.sleep(0.05)
     if _is(task, "DYING_ALWAYS"):
         _die(notes)
     if _is(task, "DYING_GATE"):

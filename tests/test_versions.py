@@ -44,9 +44,11 @@ def test_what_is_said_to_work_did(name: str) -> None:
 @pytest.mark.skipif(shutil.which("python3.11") is None, reason="no Python 3.11 here")
 @pytest.mark.timeout(1800)
 def test_our_requirements_work_at_their_lower_bounds(tmp_path: Path) -> None:
-    """One old row, for each change: an environment of its own, with each requirement at its lower bound."""
-    found = dict(tried(ROWS["oldest requirements"], tmp_path / "home"))
+    """One old row, for each change: an environment of its own, with each requirement at its lower bound. Its daemon is
+    tried by hand: those tests start many processes, which has no room beside the others."""
+    parts = ("readers", "stores")
+    found = dict(tried(ROWS["oldest requirements"], tmp_path / "home", parts))
     assert "not tried" not in found["with"]
-    for part in ROWS["oldest requirements"].parts:
+    for part in parts:
         assert "passed" in found[part]
         assert "failed" not in found[part]

@@ -158,9 +158,11 @@ def counts(python: Path, home: Path, tests: tuple[str, ...]) -> str:
     ours = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTHONPATH", "VIRTUAL_ENV")}
     ours |= {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     # What an old library warns of in itself is no failure of ours.
-    options = ("-q", "-W", "default", "-p", "no:cacheprovider", "--basetemp", home / "files", "--junitxml", report)
+    options = ("-q", "-W", "default", "-p", "no:cacheprovider", "--junitxml", report)
     report.unlink(missing_ok=True)
-    done = subprocess.run([python, "-m", "pytest", *options, *tests], cwd=ROOT, env=ours, check=False)
+    with tempfile.TemporaryDirectory(prefix="cg-") as short:  # the path of a socket has 107 bytes at most
+        argv = [python, "-m", "pytest", *options, "--basetemp", f"{short}/files", *tests]
+        done = subprocess.run(argv, cwd=ROOT, env=ours, check=False)
     if not report.exists():
         return f"failed: no test was run, pytest ended with {done.returncode}"
     [suite] = ElementTree.parse(report).getroot()

@@ -239,14 +239,8 @@ def _best_first(history: History, wanted: Wanted, *, every_copy: bool) -> Iterat
     """Yield the candidates, the best first: of one series the newest, of several as `best_moments` says."""
     ranked = _ranked(history, wanted)
     if len(ranked) == 1:
-        thinned = []
-        for id in ranked[0]:
-            found = candidate_of(history, id, wanted, every_copy=every_copy)
-            if found is not None and found.answer.thinned:
-                thinned.append(found)
-            elif found is not None:
-                yield found
-        yield from thinned if wanted.thinned else ()
+        found = (candidate_of(history, id, wanted, every_copy=every_copy) for id in ranked[0])
+        yield from full_first(filter(None, found), wanted)
     elif ranked:
         from ckptguard.runs.saved_together import RecordedSaves, best_moments  # of one series nobody needs it
 

@@ -118,8 +118,8 @@ class RunMemory:
 
     def _rows(self, *, will_change: bool = False) -> dict[CheckpointId, ReadRecords]:
         if self._unpacked is None:
-            packed = zlib.decompress(self._packed) if self._packed is not None else b"\x90"
-            rows = msgspec.msgpack.decode(packed, type=decodable(tuple[ReadRecords, ...]))
+            assert self._packed is not None
+            rows = msgspec.msgpack.decode(zlib.decompress(self._packed), type=decodable(tuple[ReadRecords, ...]))
             self._unpacked = {row.id: row for row in rows}
         if will_change:
             self._changed, self._packed = True, None

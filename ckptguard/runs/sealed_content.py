@@ -19,8 +19,8 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     """The part of a manifest that says what was sealed, where and when. Nothing is verified with it.
 
     If the file signatures were left out, `looked` is their digest. `content` is that of the bytes. `ranks` is how many
-    ranks its files name. `has_md5`: it has the MD5 of every file. `thinned` are the
-    files that were taken from it.
+    ranks its files name. `has_md5`: it has the MD5 of every file. `thinned` are the files that were taken
+    from it.
     """
 
     path: str

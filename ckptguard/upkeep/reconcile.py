@@ -68,7 +68,7 @@ from ckptguard.verification.checkpoint import Resave, Verification, read_early, 
 
 _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
-_THIN_AGAIN = 3600.0
+_THIN_AGAIN = 3600.0  # seconds after a problem with thinning
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
 _LONGEST_GOING = 10.0  # seconds after which a pass is made although records go on going

@@ -179,9 +179,7 @@ def _holds_finished(view: RunView, series: str) -> bool:
     whole may have lost its records: training must not begin again over it."""
     view.forget()
     lost = not view.history.sealed(series)
-    for checkpoint in (
-        checkpoint for checkpoint in view.checkpoints if checkpoint.series == series and checkpoint.step
-    ):
+    for checkpoint in [c for c in view.checkpoints if c.series == series and c.step]:
         id = view.current_if_readable(checkpoint)
         verdict = view.history.verdict(id or view.new_id(checkpoint))
         if verdict is None:

@@ -158,9 +158,8 @@ class CurveRecorder:
                 self._write_all(run)
             self._pause = _PAUSE
         except Exception as error:
-            if self._pause == _PAUSE and not isinstance(
-                error, RunRemovedError | ObjectMissingError
-            ):  # gone, or not begun
+            is_missing = isinstance(error, RunRemovedError | ObjectMissingError)  # the run is gone, or not begun
+            if self._pause == _PAUSE and not is_missing:
                 reason = error.message if isinstance(error, CkptguardError) else repr(error)
                 _log.warning("the loss curve of %s cannot be recorded now: %s", run.url, reason)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)

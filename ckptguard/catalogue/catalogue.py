@@ -158,9 +158,9 @@ class Catalogue:
         with self._changing:
             for run_id in [run_id for run_id in self._held if run_id not in run_ids]:
                 del self._held[run_id]
-                if self._folder is not None:
+                for kind in ("catalogue", "memo"):
                     with contextlib.suppress(OSError):
-                        os.unlink(self._path(self._folder, run_id))
+                        os.unlink(self.path_for(run_id, kind))
             kept = tuple(event for event in self._recent.events if event.run in run_ids)
             self._recent = self._recent._replace(events=kept)
 
@@ -185,12 +185,12 @@ class Catalogue:
                 found = self._held[run_id] = self._held.get(run_id) or self._load(run_id)
         return found
 
-    @staticmethod
-    def _path(folder: str, run_id: str) -> str:
-        return os.path.join(folder, f"{run_id}.catalogue")
+    def path_for(self, run_id: str, kind: str) -> str:
+        """Return the path of a cache about a run, which goes when the run is forgotten; empty without a folder."""
+        return "" if self._folder is None else os.path.join(self._folder, f"{run_id}.{kind}")
 
     def _load(self, run_id: str) -> _Held:
-        packed = None if self._folder is None else read_private(self._path(self._folder, run_id), _LARGEST)
+        packed = None if self._folder is None else read_private(self.path_for(run_id, "catalogue"), _LARGEST)
         stored = _unpacked(packed or b"", run_id)
         if stored is None:
             return _Held()
@@ -209,7 +209,7 @@ class Catalogue:
         if self._folder is None:
             return
         try:
-            replace_file(self._path(self._folder, run_id), packed)
+            replace_file(self.path_for(run_id, "catalogue"), packed)
         except OSError as error:
             if self.is_in_file:
                 self._tell(f"the catalogue in {self._folder} cannot be written: {error.strerror or error}")

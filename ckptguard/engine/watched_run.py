@@ -139,6 +139,9 @@ class Feed(Protocol):
     def gone(self, run_id: str) -> None:
         """Believe nothing that is noted of a run when it is there again."""
 
+    def memory(self, run_id: str) -> RunMemory:
+        """Return what the records of a run said when they were read last, maybe by an earlier process."""
+
 
 class WatchedRun:
     """Makes passes over one run. Only one thread at a time calls `step`; others may read its attributes, and open
@@ -181,8 +184,9 @@ class WatchedRun:
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
         self.hooks, self.log, self._presence = hooks, hooks.log, presence
-        self._notes = PassNotes()
-        self._feed, self._noted = feed, self._beside()
+        self._feed = feed
+        self._notes = self._new_notes()
+        self._noted = self._beside()
         self._note_again_at = 0.0  # monotonic
         self.watcher: Watcher | None = None  # None: nothing watches it
         self.hears: Callable[[], bool] = lambda: False  # whether the queue of a store's hints answers
@@ -405,8 +409,11 @@ class WatchedRun:
         self._first = None, None
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
+    def _new_notes(self) -> PassNotes:
+        return PassNotes() if self._feed is None else PassNotes(memory=self._feed.memory(self.run_id))
+
     def _know_nothing(self) -> None:
-        self._notes, self._known, self._missed = PassNotes(), None, MissedIncidents(self._source)
+        self._notes, self._known, self._missed = self._new_notes(), None, MissedIncidents(self._source)
         self._reports_due = []
         if self._feed is not None:
             self._feed.gone(self.run_id)

@@ -73,13 +73,18 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 class RunMemory:
     """What the records of one run said, in memory. Any thread may use it, and any number of readers. Between two looks
-    it can be packed: a run may have very many checkpoints, and a process very many runs."""
+    it can be packed: a run may have very many checkpoints, and a process very many runs.
 
-    def __init__(self, rows: Collection[ReadRecords] = ()) -> None:
+    With a `path` it begins with what this private file has of the run with this name, and `pack` writes what changed.
+    A file that is damaged, of another owner or version is ignored. If none can be written, none is.
+    """
+
+    def __init__(self, path: str = "", name: str = "") -> None:
         self._lock = threading.Lock()
-        self._unpacked: dict[CheckpointId, ReadRecords] | None = {row.id: row for row in rows}
-        self._packed: bytes | None = None  # of the same rows; None: not yet
-        self._changed = False
+        self._path, self._name = path, name
+        self._unpacked: dict[CheckpointId, ReadRecords] | None = None
+        self._packed = b""  # of the same rows; empty: not yet
+        self._changed = False  # since they were written
 
     def row(self, id: CheckpointId, stamp: bytes) -> ReadRecords | None:
         """Return the row of a checkpoint, if it came from the records with this stamp."""
@@ -104,34 +109,42 @@ class RunMemory:
             for id in others:
                 del rows[id]
 
-    def news(self) -> tuple[ReadRecords, ...] | None:
-        """Return all rows if any changed since this was made, else None."""
-        with self._lock:
-            return tuple(self._rows().values()) if self._changed else None
-
-    def pack(self) -> None:
-        """Keep the rows packed until one is needed."""
+    def pack(self) -> bool:
+        """Keep the rows packed until one is needed. True if they were written into the file."""
+        packed, writes = b"", False
         with self._lock, contextlib.suppress(ValueError, OverflowError):  # not Unicode; sizes that add up to too much
-            if self._packed is None:
-                self._packed = zlib.compress(msgspec.msgpack.encode(tuple(self._rows().values())), 1)
+            if self._unpacked is not None and not self._packed:
+                stored = _Stored(__version__, self._name, tuple(self._unpacked.values()))
+                self._packed = zlib.compress(msgspec.msgpack.encode(stored), 1)
             self._unpacked = None
+            packed, writes = self._packed, self._changed and bool(self._path) and len(self._packed) <= _LARGEST
+            self._changed = False
+        if writes:  # nothing is locked meanwhile: the folder may hang
+            with contextlib.suppress(OSError):
+                replace_file(self._path, packed)
+                return True
+        return False
 
     def _rows(self, *, will_change: bool = False) -> dict[CheckpointId, ReadRecords]:
         if self._unpacked is None:
-            assert self._packed is not None
-            rows = msgspec.msgpack.decode(zlib.decompress(self._packed), type=decodable(tuple[ReadRecords, ...]))
-            self._unpacked = {row.id: row for row in rows}
+            self._packed = self._packed or (read_private(self._path, _LARGEST) if self._path else None) or b""
+            self._unpacked = {row.id: row for row in _rows_in(self._packed, self._name)}
         if will_change:
-            self._changed, self._packed = True, None
+            self._changed, self._packed = True, b""
         return self._unpacked
+
+
+def _rows_in(packed: bytes, name: str) -> tuple[ReadRecords, ...]:
+    try:
+        stored = msgspec.msgpack.decode(zlib.decompress(packed), type=decodable(_Stored))
+    except (ValueError, zlib.error):  # msgspec's errors are ValueErrors
+        return ()
+    return stored.rows if (stored.version, stored.run) == (__version__, name) else ()
 
 
 @contextlib.contextmanager
 def remembered(view: RunView) -> Iterator[RunReader]:
-    """Yield the view's reader. A view without a memory gets that of this user's file, which is saved at the end.
-
-    A damaged file, one of another owner or version is ignored. If none can be written, none is.
-    """
+    """Yield the view's reader. A view without a memory gets that of this user's file, which is saved at the end."""
     if view.memory is not None:
         yield view.reader
         return
@@ -140,26 +153,10 @@ def remembered(view: RunView) -> Iterator[RunReader]:
     path = ""
     with contextlib.suppress(OSError):
         path = os.path.join(private_runtime_folder(os.environ), f"{_PREFIX}{name[:32]}{_SUFFIX}")
-    memory = RunMemory(_load(path, name))
+    memory = RunMemory(path, name)
     yield RunReader(view.history, memory)
-    rows = memory.news()
-    if path and rows is not None:
-        _save(path, _Stored(__version__, name, rows))
-
-
-def _load(path: str, name: str) -> tuple[ReadRecords, ...]:
-    try:
-        stored = msgspec.msgpack.decode(read_private(path, _LARGEST) or b"", type=decodable(_Stored))
-    except ValueError:  # msgspec's errors are ValueErrors
-        return ()
-    return stored.rows if (stored.version, stored.run) == (__version__, name) else ()
-
-
-def _save(path: str, stored: _Stored) -> None:
-    with contextlib.suppress(OSError, ValueError, OverflowError):  # no space; for the others see `pack`
-        text = msgspec.msgpack.encode(stored)
-        if len(text) <= _LARGEST:
-            replace_file(path, text)
+    if memory.pack():
+        with contextlib.suppress(OSError):
             _forget_old(os.path.dirname(path))
 
 

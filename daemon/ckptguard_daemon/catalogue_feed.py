@@ -24,6 +24,7 @@ from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import has_ended, is_here, seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.trainer_log import find_logs, logged_at
 from ckptguard.storage.runtime_folder import private_runtime_folder
@@ -142,6 +143,10 @@ class CatalogueFeed:
     def gone(self, run_id: str) -> None:
         """Believe nothing that is noted of a run when it is there again."""
         self._of(run_id).was_gone = True
+
+    def memory(self, run_id: str) -> RunMemory:
+        """Return what the records of a run said: with a file beside the catalogue's, so that a restart reads little."""
+        return RunMemory(self.catalogue.path_for(run_id, "memo"), run_id)
 
     def keep_only(self, run_ids: Iterable[str]) -> None:
         """Forget all other runs. Call it when all guarded runs are known, and whenever one may have gone."""

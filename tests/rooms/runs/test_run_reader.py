@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import random
 import stat
+import zlib
 from unittest import mock
 
 import msgspec
 import pytest
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.served_runs import watched
 from support.tiny_run import TINY, delete, forget, inline, name_of, rot, save, truncate
 from support.views import look
 
 from benchmarks.bench_known_good import write_run
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.errors import CkptguardError
 from ckptguard.inspect.list_states import survey
 from ckptguard.inspect.status import status
@@ -116,6 +120,28 @@ def test_in_memory_alone(many, folder):
     assert opened(lambda: status(look(many, memory=memo))) == []
 
 
+def test_a_daemon_that_is_started_again_reads_no_record_again(many, folder):
+    """It goes on with what the one before it has read; a file of another run, and a damaged one, count for nothing."""
+    folder.mkdir()
+    folder.chmod(0o700)
+
+    def reads() -> int:
+        guarded = watched(many, TINY, feed=CatalogueFeed(Catalogue(str(folder))))
+        keys = opened(lambda: survey(guarded.look()))
+        guarded.memory.pack()
+        return len(keys)
+
+    assert reads() >= 800
+    assert reads() == 0
+    [file] = folder.glob("*.memo")
+    kept, expected = file.read_bytes(), survey(look(many, memory=RunMemory()))
+    assert survey(look(many, memory=RunMemory(str(file), "another run"))) == expected
+    for damaged in (kept[:-9], b"", zlib.compress(b"\x93"), kept[:40] + bytes([kept[40] ^ 1]) + kept[41:]):
+        file.write_bytes(damaged)
+        assert reads() >= 800
+        assert reads() == 0
+
+
 def only_file(folder):
     """The one memo that there is."""
     (found,) = folder.glob("states-*.memo")
@@ -125,8 +151,10 @@ def only_file(folder):
 def test_what_cannot_be_packed_stays_as_it_is(many):
     """Sizes that a hostile manifest states may add up to more than msgpack holds: no pass over a run ends by that."""
     memo = RunMemory()
-    survey(look(many, memory=memo))
-    row = (memo.news() or ())[0]
+    put, rows = RunMemory.put, list[run_reader.ReadRecords]()
+    with mock.patch.object(RunMemory, "put", lambda self, row: (rows.append(row), put(self, row))):
+        survey(look(many, memory=memo))
+    row = rows[0]
     assert row.sealed is not None
     huge = msgspec.structs.replace(row, sealed=msgspec.structs.replace(row.sealed, bytes=2**65))
     memo.put(huge)
@@ -158,14 +186,18 @@ def _empty(path):
     path.write_bytes(b"")
 
 
+def _rewritten(path, place, value):
+    stored = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()))
+    stored[place] = value
+    path.write_bytes(zlib.compress(msgspec.msgpack.encode(stored)))
+
+
 def _other_version(path):
-    path.write_bytes(path.read_bytes().replace(run_reader.__version__.encode(), b"9" * len(run_reader.__version__), 1))
+    _rewritten(path, 0, "9" * len(run_reader.__version__))
 
 
 def _other_run(path):
-    stored = msgspec.msgpack.decode(path.read_bytes())
-    stored[1] = "0" * 64
-    path.write_bytes(msgspec.msgpack.encode(stored))
+    _rewritten(path, 1, "0" * 64)
 
 
 def _link(path):

@@ -226,7 +226,7 @@ FORMS: dict[str, Form] = {
     "scrub.Reread": Form("path series step id place outcome bytes seconds findings"),
     "one_place.RepairedFile": Form("path series step id place file repaired source reason"),
     "send_checkpoint.Replicated": Form(
-        "path series step id bytes done sent verified message",
+        "path series step id bytes done sent shared verified message",
         {"verified": lambda one: "read back" if one.done == "sent" else None},
     ),
     "scrub.Scrubbed": Form("stopped left places next could_not_tell"),

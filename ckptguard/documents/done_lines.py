@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptguard.recover.roll_back import RolledBack, Undone
     from ckptguard.repair.repair import Repaired
     from ckptguard.replicas.replicate import Replica
+    from ckptguard.replicas.send_checkpoint import Replicated
     from ckptguard.retention.prune import Pruned
     from ckptguard.runs.find_known_good import SavePart
     from ckptguard.values.silence import Silence
@@ -65,11 +66,14 @@ def prune_lines(done: Pruned) -> Iterator[Line]:
 
 def replica_table(replica: Replica) -> Table:
     """A row for each checkpoint: what was done about it."""
-    rows = [
-        (c.path, c.id, c.done, size(c.bytes), c.message or ("verified: read back" if c.done == "sent" else None))
-        for c in replica.checkpoints
-    ]
+    rows = [(c.path, c.id, c.done, size(c.bytes), c.message or _sent_remark(c)) for c in replica.checkpoints]
     return Table(("path", "id", "done", "size", "remark"), rows)
+
+
+def _sent_remark(one: Replicated) -> str | None:
+    if one.done != "sent":
+        return None
+    return f"verified: read back{f'; {size(one.shared)} of it were there already' if one.shared else ''}"
 
 
 def replica_line(replica: Replica) -> Line:

@@ -8,6 +8,7 @@ import functools
 import shlex
 import threading
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ from ckptguard.runs.file_signatures import as_reported, looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
-from ckptguard.runs.publish import Place, for_each, move_within, publish_file
+from ckptguard.runs.publish import Place, duplicate_within, for_each, move_within, publish_file
 from ckptguard.runs.removal import remove_record, remove_wrong_copy
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -53,7 +54,8 @@ _ARRIVED = "every byte was read back here and is as it was sealed"
 
 
 class Replicated(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint and one replica. `sent` counts transferred bytes. `done` is one of:
+    """One checkpoint and one replica. `sent` counts transferred bytes, and `shared` those that the replica had already
+    in another checkpoint. `done` is one of:
 
     - "there", "would send", "failed", "sent": then every byte was read back there;
     - "raced": another process sealed it there first;
@@ -66,6 +68,7 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     done: str
     sent: int = 0
+    shared: int = 0
     message: str | None = None
 
 
@@ -89,7 +92,9 @@ class Sending:
     aside: bool  # as a kept copy, because its path belongs to another generation there
     places: list[Place]
     over: threading.Event
+    twins: dict[object, str]  # the files of other checkpoints there, by their content
     sent: int = 0
+    shared: int = 0
     claimed: dict[str, CheckpointId] | None = None  # the target's files that belong to other checkpoints
     lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
 
@@ -112,21 +117,22 @@ def send_checkpoint(
     sending = _begin(source, target, candidate, lies, work, pace)
     _need_room(sending)
     wrong = send_files(sending)
+    moved = {"sent": sending.sent, "shared": sending.shared}
     if wrong is not None:
-        return replicated(candidate, "damaged", sent=sending.sent, message=wrong), None
+        return replicated(candidate, "damaged", **moved, message=wrong), None
     if there is None:
         faster = _commit(sending, lies)
         if faster is not None:
-            return replicated(candidate, "raced", sent=sending.sent, message=faster), None
+            return replicated(candidate, "raced", **moved, message=faster), None
     elif sending.aside:
         _mark_kept(target.run, there)
     sealed_before, known = there is not None and not sending.aside, target.history.current_verdict(candidate.id)
-    if there is not None and not sending.sent and known is not None and known.outcome is Outcome.GOOD:
+    if there is not None and not any(moved.values()) and known is not None and known.outcome is Outcome.GOOD:
         if sealed_before and not _looks_as_judged(target, there):
             _give_verdict(sending, sealed_before=True)  # all of it was just read
         return replicated(candidate, "there"), None
     give_verdict = functools.partial(_give_verdict, sending, sealed_before=sealed_before)
-    return replicated(candidate, "sent", sent=sending.sent), give_verdict
+    return replicated(candidate, "sent", **moved), give_verdict
 
 
 def _sealed_there(target: RunView, candidate: Candidate) -> tuple[Manifest | None, CheckpointId | None]:
@@ -151,7 +157,26 @@ def _begin(
     to, over = Place(target.run.storage), threading.Event()
     if aside:
         to = Place(target.run.records, kept_folder(id) + "/")
-    return Sending(source, target, candidate, work, pace.until(over), to, aside, places, over)
+    twins = _twins(source, target, id)
+    return Sending(source, target, candidate, work, pace.until(over), to, aside, places, over, twins)
+
+
+def _twins(source: RunView, target: RunView, id: CheckpointId) -> dict[object, str]:
+    """Map contents to where the target has them in the good checkpoints that are nearest to this one in its series.
+
+    They are named by records that are known already. Nothing is trusted: what is made from one is read back.
+    """
+    known = target.history.current_verdicts(id.series).items()
+    good = sorted(other.order for other, verdict in known if verdict.outcome is Outcome.GOOD and other != id)
+    at = bisect_left(good, id.order)
+    near = good[max(at - 1, 0) : at + 1]
+    manifests = (source.history.manifest(other) for other, _ in known if other.order in near)
+    return {_content(file): file.path for one in manifests if one is not None for file in one.files if file.size}
+
+
+def _content(file: File) -> object:
+    """Return what is equal for equal bytes, wherever they are."""
+    return identity((file,))[0][1:]
 
 
 def _looks_as_judged(target: RunView, sealed: Manifest) -> bool:
@@ -196,7 +221,8 @@ def _need_room(sending: Sending) -> None:
     """Raise StorageFullError before the first byte if the missing files do not fit."""
     if sending.to.storage.free_space() is None:
         return
-    now = ((sending.to.entry(f.path), f.size) for f in sending.candidate.manifest.files)
+    files = (file for file in sending.candidate.manifest.files if _twin_of(sending, file) is None)
+    now = ((sending.to.entry(f.path), f.size) for f in files)
     missing = sum(size for entry, size in now if entry is None or entry.size != size)
     need_room(sending.to.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
@@ -291,12 +317,14 @@ def send_files(sending: Sending) -> str | None:
 
 def _have_file(sending: Sending, file: File) -> str | None:
     """Send one file. An existing file counts if it is whole; a wrong one is replaced."""
-    wrong = _wrong_there(sending, file)
-    for _ in range(_TRIES):
+    wrong, twin = _wrong_there(sending, file), _twin_of(sending, file)
+    for _ in range(_TRIES + (twin is not None)):
         if wrong:
             _move_aside(sending, file)
         if wrong is not None:
-            damaged = _send_from_any_place(sending, file)
+            begin, twin = twin, None  # tried once: it may be damaged
+            done = begin is not None and _duplicate(sending, begin, file)
+            damaged = None if done else _send_from_any_place(sending, file)
             if damaged is not None:
                 return damaged
             wrong = _wrong_there(sending, file)
@@ -315,6 +343,21 @@ def _wrong_there(sending: Sending, file: File) -> str | None:
     except ObjectMissingError:
         return ""
     return None if wrong is None else f"{file.path}: {wrong.message}"
+
+
+def _twin_of(sending: Sending, file: File) -> str | None:
+    """Return where the target has the same bytes in another checkpoint. A kept copy on a disk is a full copy."""
+    own = sending.aside and sending.to.storage.root is not None
+    return None if own else sending.twins.get(_content(file))
+
+
+def _duplicate(sending: Sending, twin: str, file: File) -> bool:
+    """Have the target make the file from another one of its own. False if it cannot."""
+    target = sending.target.run
+    done = duplicate_within(target, Place(target.storage), twin, sending.to, file.path, file.size)
+    with sending.lock:
+        sending.shared += file.size if done else 0
+    return done
 
 
 def _move_aside(sending: Sending, file: File) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, StoppedError, StorageError
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StoppedError, StorageError
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.runs.removal import remove_empty_folders, remove_folder_of_ours, remove_temporary
@@ -191,6 +191,22 @@ def copy_within(run: Run, source: Place, target: Place, path: str, *, how: str) 
     """
     storage, begin, end = _together(run, source, target)
     return storage.copy(begin + path, end + path, how=how)
+
+
+def duplicate_within(run: Run, source: Place, path: str, target: Place, name: str, size: int) -> bool:
+    """Have the storage make a file of this size another one, too. False if it is not there, or the storage cannot.
+
+    It is a server-side copy, a reflink or a hard link. No bytes pass through here, and nothing compares them.
+    """
+    storage, begin, end = _together(run, source, target)
+    can = storage.copies_itself or storage.capabilities().links
+    entry = find_entry(storage, begin + path) if can else None
+    if entry is None or (entry.kind, entry.size) != ("file", size):
+        return False
+    with contextlib.suppress(StorageError, ChangedWhileReadError):
+        storage.copy_listed(entry, end + name, how="link")
+        return True
+    return False
 
 
 def move_within(run: Run, source: Place, target: Place, path: str) -> None:

@@ -113,6 +113,7 @@ class Storage(Protocol):
 
     url: str  # the normalised URL (or absolute path) of the root
     root: str | None = None  # its absolute local path; None if the storage is not a local file system
+    copies_itself: bool = False  # no bytes pass through here when it copies, or links
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

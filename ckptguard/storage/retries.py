@@ -131,7 +131,7 @@ class RetryingStorage(Storage):
 
     def __init__(self, storage: Storage, retries: Retries) -> None:
         self.inner, self.retries = storage, retries
-        self.url, self.root = storage.url, storage.root
+        self.url, self.root, self.copies_itself = storage.url, storage.root, storage.copies_itself
 
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False

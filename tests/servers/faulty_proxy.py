@@ -40,6 +40,7 @@ class FaultyProxy:
         self.released = threading.Event()
         self.counts: Counter[str] = Counter()  # of "ok", "busy", "broken", "slow" and "held"
         self.asked: list[tuple[str, str]] = []  # the method and the path of each request, with its query
+        self.received = 0  # bytes in the bodies of requests
         self.url = ""
 
     def fate_of(self, path: str) -> str:
@@ -64,6 +65,7 @@ class FaultyProxy:
             def forward(self) -> None:
                 proxy.asked.append((self.command, self.path))
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.received += len(body)
                 fate = proxy.fate_of(self.path)
                 if fate == "held":
                     proxy.released.wait()

@@ -52,6 +52,8 @@ Entries = list[Entry]  # inside the class, `list` is the method
 class LocalStorage(Storage):
     """Bytes in a local folder. Links below the root are listed, never followed. Every write is durable on return."""
 
+    copies_itself = True
+
     def __init__(self, root: str) -> None:
         self.url = self.root = root
         note_records(root)

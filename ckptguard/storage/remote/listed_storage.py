@@ -56,7 +56,7 @@ class ListedStorage(Storage):
 
     def __init__(self, storage: Storage, listing: _Listing, prefix: str) -> None:
         self._storage, self._listing, self._prefix = storage, listing, prefix
-        self.url, self.root = storage.url, storage.root
+        self.url, self.root, self.copies_itself = storage.url, storage.root, storage.copies_itself
 
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False

@@ -43,6 +43,8 @@ _LARGEST_COPY = 5 << 30  # bytes that one request may copy
 class RemoteStorage(Storage):
     """Bytes at a prefix of an fsspec file system, which `connect` opens. A folder exists while it has objects."""
 
+    copies_itself = True
+
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
         self.url = url
         self._retries = retries if retries is not None else Retries()

@@ -88,7 +88,7 @@ class _OfRun:
     replicas: tuple[Replica, ...] = ()
     troubled: bool = False
     was_gone: bool = False  # its records may be others now, of the same names
-    failed: bool = False  # the last note was
+    failures: int = 0  # of notes, since the last one that was made
     signs: SignsOfLife = field(default_factory=SignsOfLife)
 
 
@@ -112,20 +112,21 @@ class CatalogueFeed:
         self.catalogue.after_write = self.wake
 
     def note(self, view: RunView, passed: Passed) -> None:
-        """Note what a pass over a run has seen. Never raises."""
+        """Note what a pass over a run has seen. Never raises. A failure is told if the next pass meets one, too: files
+        go while they are read, and so do runs."""
         known = self._of(view.run.run_id)
         try:
             self._note(view, passed, known)
-            known.failed = False
+            known.failures = 0
         except NotFoundError:
             known.start = None  # the next pass says that the run is gone
         except Exception as error:
             known.start = None  # the next pass tries again
-            if not known.failed:
-                known.failed = True
-                reported = isinstance(error, CkptguardError)
+            known.failures += 1
+            is_ours = isinstance(error, CkptguardError)
+            if known.failures == (2 if is_ours else 1):
                 reason = error.message if isinstance(error, CkptguardError) else type(error).__name__
-                log("not_catalogued", level="warning", trace=not reported, run=view.run.url, reason=reason)
+                log("not_catalogued", level="warning", trace=not is_ours, run=view.run.url, reason=reason)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Have a function called whenever there may be new events, from any thread. It must not raise."""

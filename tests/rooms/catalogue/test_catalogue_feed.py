@@ -9,7 +9,7 @@ from support.tiny_run import TINY, WEIGHTS, delete, forget, inline, name_of, poi
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.engine.watched_run import Passed
-from ckptguard.errors import StorageError
+from ckptguard.errors import ObjectMissingError, StorageError
 from ckptguard.inspect.status import status
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
@@ -194,19 +194,31 @@ def test_a_name_in_no_encoding_is_noted(tmp_path, tmp_path_factory):
     assert guarded.feed.catalogue.summary(guarded.run.run_id).name == "run\\udcff"
 
 
-def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch):
-    """The note is left out, told once, and made later."""
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StorageError("no route", key=""), [0, 1, 1]),  # what is missing may belong to a run that is being removed
+        (ObjectMissingError("there is no such file", key=""), [0, 1, 1]),
+        (KeyError("a fault of ours"), [1, 1, 1]),
+    ],
+)
+def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch, error, told):
+    """The note is left out, told once if it lasts, and made later."""
     save(guarded.url, 4, 4)
 
     def broken(*args, **kwargs):
-        raise StorageError("no route", key="")
+        raise error
 
+    logged = []
+    monkeypatch.setattr("ckptguard_daemon.catalogue_feed.log", lambda event, **fields: logged.append(event))
     view = RunView(guarded.run, TINY)
     done = reconcile(view, guarded.notes, work=Work(scanner=inline), assume_quiet=True)
     assert done.checked
-    with monkeypatch.context() as patched:
-        patched.setattr("ckptguard_daemon.catalogue_feed.record_names", broken)
-        guarded.feed.note(view, Passed(notes=guarded.notes, wrote=True))
+    for count in told:
+        with monkeypatch.context() as patched:
+            patched.setattr("ckptguard_daemon.catalogue_feed.record_names", broken)
+            guarded.feed.note(view, Passed(notes=guarded.notes, wrote=True))
+        assert logged == ["not_catalogued"] * count
     assert guarded.summary.checkpoints == {"good": 3}
     guarded.make_pass()
     assert guarded.summary.checkpoints == {"good": 4}

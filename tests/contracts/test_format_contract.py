@@ -189,14 +189,14 @@ def test_the_tensor_table_is_the_writers(tmp_path: Path, tensors: Tensors) -> No
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_nan_is_found_where_it_is(tmp_path: Path, tensors: Tensors, dtype: torch.dtype) -> None:
     """Count and first index of NaN and infinities are exact in every float type."""
-    tensor = torch.ones(101).to(dtype)
-    tensor[17] = float("nan")
-    tensor[40] = float("nan")
+    values = torch.ones(101)
+    values[17] = float("nan")
+    values[40] = float("nan")
     infinities = dtype != torch.float8_e4m3fn
     if infinities:
-        tensor[9] = float("inf")
-        tensor[90] = float("-inf")
-    file = scan_of(tmp_path, tensors.name, tensors.write({"before": torch.ones(3), "w": tensor})).files[0]
+        values[9] = float("inf")
+        values[90] = float("-inf")
+    file = scan_of(tmp_path, tensors.name, tensors.write({"before": torch.ones(3), "w": values.to(dtype)})).files[0]
     numbers = dict(zip((t.name for t in file.structure.tensors), file.numbers, strict=True))
     found = numbers["w"]
     assert found is not None

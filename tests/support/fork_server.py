@@ -95,7 +95,12 @@ def run(request):
 
 if __name__ == "__main__":
     for _name in sys.argv[2:]:
-        importlib.import_module(_name)
+        try:
+            importlib.import_module(_name)
+        except ModuleNotFoundError:
+            raise
+        except ImportError:  # an old torch lacks a name: what needs this module says so
+            pass
     gc.collect()
     gc.freeze()  # what is never looked at again is never copied
     _request = serve(socket.socket(fileno=int(sys.argv[1])))

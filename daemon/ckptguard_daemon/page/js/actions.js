@@ -1,5 +1,5 @@
 // What an operator can do: each action shows what it would do, asks why, and says what it did.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 import { ask, url } from "./api.js";
 import { bytes } from "./format.js";
@@ -31,8 +31,19 @@ export function Actions({ me, run, runName, verbs, checkpoint = null, values = {
   if (!allowed.length) return null;
   const begin = (verb) => showDialog({ verb, run, runName: runName ?? run, checkpoint, values, onDone, must: me.reason_for.includes(verb) });
   return html`<span class="actions" role="group" aria-label="Actions">
-    ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => begin(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…</button>`)}
+    ${allowed.map((one) => html`<${Opener} key=${one} onClick=${() => begin(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…<//>`)}
   </span>`;
+}
+
+const focusHeading = () => document.querySelector("main h1")?.focus({ preventScroll: true });
+
+/** What was done may take its button away, a moment later: who has no mouse goes on at the heading. */
+function Opener({ onClick, children }) {
+  const button = useRef(null);
+  useLayoutEffect(() => () => {
+    if (document.activeElement === button.current) focusHeading();
+  }, []);
+  return html`<button type="button" ref=${button} onClick=${onClick}>${children}</button>`;
 }
 
 let showDialog = () => {};
@@ -48,7 +59,7 @@ export function ActionHost() {
   }, []);
   const close = () => {
     setAsked(null);
-    if (document.activeElement === document.body) document.querySelector("main h1")?.focus();
+    if (document.activeElement.matches("body, dialog *")) focusHeading(); // its button is gone
   };
   return asked && html`<${Dialog} ...${asked} onClose=${close} />`;
 }

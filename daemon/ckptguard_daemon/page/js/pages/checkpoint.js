@@ -90,9 +90,12 @@ function before(generations, name) {
   return series[series.indexOf(own) - 1] ?? null;
 }
 
-/** What can be done: a path names what is there now, so most verbs need this very content to be in place. */
-function offered(outcome, generation) {
-  const inPlace = generation?.in_place ? ["verify", generation.pinned ? "unpin" : "pin", ...(outcome === "bad" ? ["accept", "repair"] : [])] : [];
+/** What can be done: a path names what is there now, so most verbs need this very content to be in place. Other tensors than
+ * before are a question, which accepting them answers. */
+function offered(found, generation) {
+  const { outcome, verdicts = [] } = found ?? {};
+  const isAsked = outcome === "suspect" && verdicts.some(({ counts, findings }) => counts && findings.some(({ check }) => check === "schema"));
+  const inPlace = generation?.in_place ? ["verify", generation.pinned ? "unpin" : "pin", ...(isAsked ? ["accept"] : []), ...(outcome === "bad" ? ["repair"] : [])] : [];
   return [...inPlace, ...(outcome === "suspect" ? ["clear"] : []), ...(outcome === "good" ? ["rollback"] : [])];
 }
 
@@ -110,7 +113,7 @@ export default function Checkpoint({ run, name, me }) {
   };
   const about = found ?? generation; // without either, an action would be about the whole run
   const isOld = found && generation?.judged_at > Math.max(0, ...found.verdicts.map(({ at }) => seconds(at) ?? 0)) + 1;
-  const verbs = offered(found?.outcome, generation);
+  const verbs = offered(found, generation);
   const tools = html`${earlier && html`<a class="button" href=${to.diff(run, earlier.name, name)}>Compare with ${stepText(earlier.step)}</a>`}
     <a class="button" href=${to.shards(run, name)}>Shards</a>
     ${about && html`<${Actions} me=${me} run=${run} runName=${page.data?.run?.name} verbs=${verbs} checkpoint=${about} onDone=${again} />`}`;

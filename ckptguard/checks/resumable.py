@@ -26,7 +26,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
     """
     present = roles_present(evidence)
     if evidence.thinned:
-        yield _finding(Severity.NOTICE, f"it was thinned: a resume would restart: {', '.join(taken_from(evidence))}")
+        yield _finding(Severity.NOTICE, f"it is thinned: a resume would restart: {', '.join(taken_from(evidence))}")
     elif "model" in present and "optimizer" not in present:
         if _is_of_a_training(evidence, frozenset(present)):
             yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would restart the optimizer")

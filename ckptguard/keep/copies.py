@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import asdict, replace
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectExistsError, StorageError, StorageFullError
-from ckptguard.keep.room import fits, may_link, newest_good
+from ckptguard.keep.room import fits, full_first, may_link, newest_good
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.after_seal import note_ctimes, read_ctimes
@@ -238,9 +238,9 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 def trim_kept(view: RunView) -> list[CheckpointId]:
     """Remove kept copies that no rule keeps. Returns them.
 
-    In each series these stay: the newest `keep_good` GOOD ones, the newest GOOD full copy, the newest `keep_pending`
-    without a verdict, and pinned ones. A checkpoint that was GOOD before its files were damaged counts as GOOD.
-    Of series that are saved together all that their newest `keep_good` good saves consist of stays.
+    In each series these stay: the newest `keep_good` GOOD ones that were not thinned, the newest GOOD full copy, the
+    newest `keep_pending` without a verdict, and pinned ones. A checkpoint that was GOOD before its files were damaged
+    counts as GOOD. Of series that are saved together all that their newest `keep_good` good saves consist of stays.
     What may not be whole cannot be verified alone: it goes once its save is gone and a newer one is GOOD.
     """
     run, settings = view.run, view.settings
@@ -250,7 +250,7 @@ def trim_kept(view: RunView) -> list[CheckpointId]:
         ordered = sorted(ids, key=lambda id: id.order, reverse=True)
         copies = {id: copy for id in ordered if (copy := read_kept(run, id)) is not None}
         whole = list(copies)
-        good = [id for id in whole if view.is_good(id)]
+        good = list(full_first(view, [id for id in whole if view.is_good(id)]))
         pending = [id for id in whole if not view.history.has_verdict(id) and not _is_outlived(view, copies[id])]
         harmed = [id for id in ordered if id not in whole and view.is_good(id)]
         harmed = [id for id in harmed if read_set_aside(run, id) is not None]

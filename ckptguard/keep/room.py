@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptguard.decisions.room import Held, SeriesSaves, next_save
@@ -177,9 +178,21 @@ def room_problem(view: RunView) -> str | None:
 
 
 def newest_good(view: RunView, series: str) -> CheckpointId | None:
-    """Return the newest generation of a series whose verdict is GOOD."""
-    current_verdicts = view.history.current_verdicts(series).values()
-    return max((s.id for s in current_verdicts if s.outcome is Outcome.GOOD), key=lambda id: id.order, default=None)
+    """Return the newest generation of a series whose verdict is GOOD, if there is one that was not thinned."""
+    good = (s.id for s in view.history.current_verdicts(series).values() if s.outcome is Outcome.GOOD)
+    return next(full_first(view, sorted(good, key=lambda id: id.order, reverse=True)), None)
+
+
+def full_first(view: RunView, ids: Iterable[CheckpointId]) -> Iterator[CheckpointId]:
+    """Yield checkpoints in their order, but the thinned ones last: none takes the place of one to resume from."""
+    thinned = []
+    for id in ids:
+        sealed = view.reader.sealed(id)
+        if sealed is not None and sealed.thinned:
+            thinned.append(id)
+        else:
+            yield id
+    yield from thinned
 
 
 def may_link(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
@@ -195,7 +208,8 @@ def _last_good(view: RunView, newest_first: list[KeptCopy]) -> CheckpointId | No
     """Return the copy of a series without which no good save would surely have its bytes: the newest that no save can
     write into, or else the newest link."""
     link: CheckpointId | None = None
-    for copy in newest_first:
+    copies = {copy.id: copy for copy in newest_first}
+    for copy in map(copies.__getitem__, full_first(view, copies)):
         manifest = view.history.manifest(copy.id)
         if manifest is None or not view.is_good(copy.id) or not kept_matches(view.run, copy, manifest):
             continue

@@ -20,7 +20,7 @@ from ckptguard.layouts.roles import file_role, key_role
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import File, Manifest, Tensor
 
-_OPTIMIZER = "optimizer"
+_OPTIMIZER, _OWN = "optimizer", "ckptguard"
 _TAKEN = {
     "hf-trainer": (_OPTIMIZER, "scheduler", "scaler"),
     "accelerate": (_OPTIMIZER, "scheduler", "scaler"),
@@ -68,12 +68,18 @@ def split_for_thinning(manifest: Manifest) -> Split:
 
 def why_never(layout: str) -> str:
     """Return why no checkpoint of a layout is thinned, "" if some are."""
-    return "" if layout in _TAKEN else _LOADED_WHOLE if layout == "ckptguard" else _IN_ONE_FILE
+    return "" if layout in _TAKEN else _LOADED_WHOLE if layout == _OWN else _IN_ONE_FILE
 
 
 def without_resume_state(manifest: Manifest) -> Manifest:
     """Return what would be left of a manifest, to compare something thinned with it."""
     split = split_for_thinning(manifest)
+    if manifest.layout == _OWN and not split.goes:  # a guard may have left the optimizer out of a file of all tensors
+        files = [f for f in manifest.files if file_role(f.path) != _OPTIMIZER]
+        kept = ((f, tuple(t for t in f.tensors if t.role != _OPTIMIZER)) for f in files)
+        return msgspec.structs.replace(
+            manifest, files=tuple(f if own == f.tensors else msgspec.structs.replace(f, tensors=own) for f, own in kept)
+        )
     return msgspec.structs.replace(manifest, files=split.stays) if split.goes else manifest
 
 

@@ -426,7 +426,7 @@ def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> Ch
             if not candidate.answer.thinned:
                 return candidate.id
             hint = (
-                f"{candidate.manifest.path} was thinned: a resume would restart: {', '.join(candidate.answer.thinned)}"
+                f"{candidate.manifest.path} is thinned: a resume would restart: {', '.join(candidate.answer.thinned)}"
             )
             break
     what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"

@@ -10,7 +10,7 @@ from ckptguard.runs.find_known_good import ANY, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import pause_between_files, writer_of
-from ckptguard.values.ids import numbers_of, single_number
+from ckptguard.values.ids import CheckpointId, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard.verification.collect_evidence import unfinished_because
@@ -49,13 +49,19 @@ def verify_pending(
             if dry_run or _may_be_finished_later(view, checkpoint, work):
                 continue
             checked = verify_checkpoint(view, checkpoint, work=work)
-            if checked.outcome is Outcome.GOOD and checked.id is not None:
+            if checked.outcome is Outcome.GOOD and checked.id is not None and _ends_search(view, checked.id, wanted):
                 floors[series] = checked.id.order
             left.pop()
         except CouldNotTellError as error:
             if sure and isinstance(error, StorageError) and not isinstance(error, ObjectMissingError):
                 raise
     return left
+
+
+def _ends_search(view: RunView, id: CheckpointId, wanted: Wanted) -> bool:
+    """True if what is good may be taken: it is full, or what holds weights only is wanted, too."""
+    manifest = view.history.manifest(id)
+    return wanted.thinned or manifest is None or not manifest.thinned
 
 
 def _may_be_finished_later(view: RunView, checkpoint: Checkpoint, work: Work) -> bool:

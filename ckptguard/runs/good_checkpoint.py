@@ -83,7 +83,7 @@ def _as_thinned(answer: KnownGood, sealed: Sealed) -> KnownGood:
     from ckptguard.layouts.thinning import roles_taken  # few are
 
     taken = roles_taken(path for path, *_ in sealed.thinned)
-    lost = f"it was thinned, so a resume would restart: {', '.join(taken)}"
+    lost = f"it is thinned, so a resume would restart: {', '.join(taken)}"
     return msgspec.structs.replace(answer, thinned=taken, reason=f"{answer.reason}; {lost}")
 
 

@@ -111,6 +111,8 @@ class TrainingGuard:
         files = UserFiles(save=save, load=load, name=name) if save is not None and load is not None else None
         if files is not None and not saving.blocking:
             raise cannot_copy()
+        if files is not None and saving.optimizer_every > 1:
+            raise SettingsError("optimizer_every needs our own layout: a save= of your own decides what it writes")
         self._how, self._deadline = saving, deadlines.daemon
         self._ranks = ranks_of_training(deadlines.ranks)
         leads, several = self._ranks.rank == 0, self._ranks.size > 1
@@ -248,7 +250,7 @@ class TrainingGuard:
         if self._ranks.rank == 0:
             announce_resume(self._run, loaded)
         if loaded is not None:
-            self._saving.last = loaded.step
+            self._saving.went_to(loaded.step)
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
             self._monitor.resumed = replace(self._progress.resumed, id=str(loaded.id), path=loaded.path)
@@ -309,16 +311,17 @@ class TrainingGuard:
         if self._how.when_busy == "skip" and not final and self._saving.busy:
             _log.warning("step %s is not saved: the save before it is still being written", step)
             return
+        full = final or self._saving.full_is_due(self._how.optimizer_every)
         try:
-            self._saving.begin(step, self._extra(step), blocking=self._how.blocking)
+            self._saving.begin(step, self._extra(step, full=full), blocking=self._how.blocking, full=full)
             self._curve.saved()
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
             self._ranks.any(False)  # but a rank that is gone ends it, here and not a batch later
 
-    def _extra(self, step: int) -> dict[str, Any]:
+    def _extra(self, step: int, *, full: bool = True) -> dict[str, Any]:
         """What is saved beside model and optimizer; where one rank has none, none saves, and none waits for it."""
-        return each(self._ranks, f"saving step {step}", self._progress.extra)
+        return each(self._ranks, f"saving step {step}", lambda: self._progress.extra(full=full))
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         trace = None if isinstance(error, CkptguardError) else error  # of ours the message says it all
@@ -396,7 +399,7 @@ class _Loop:
     def arrive(self, went: Rollback) -> None:
         """Take over what was loaded beside model and optimizer."""
         guard, loaded = self._guard, went.loaded
-        guard._saving.last = loaded.step
+        guard._saving.went_to(loaded.step)
         guard._monitor.restart(loaded.step)
         cut = guard._progress.cut.after(went.decision, last=went.last)
         guard._progress.arrive(loaded.step, loaded.extra, cut=cut, lowest_scale=went.decision.reset_scale)

@@ -28,16 +28,21 @@ class Saving:
       while training goes on, at most one at a time.
     - `when_busy`: the next save that is due meanwhile waits ("wait") or is left out ("skip"). The last save is never
       left out.
+    - `optimizer_every`: of its own saves only each n-th holds the optimizer, and the last one. The others hold weights,
+      and a rollback passes them over. Training repeats up to n times as many updates after one.
     - `replicas`: places for more copies of good checkpoints.
     """
 
     blocking: bool = True
     when_busy: str = "wait"
+    optimizer_every: int = 1
     replicas: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.when_busy not in ("wait", "skip"):
             raise SettingsError(f'when_busy must be "wait" or "skip", not {self.when_busy!r}')
+        if type(self.optimizer_every) is not int or not 1 <= self.optimizer_every <= 10**6:
+            raise SettingsError(f"optimizer_every must be a whole number from 1 on, not {self.optimizer_every!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from ckptguard.errors import (
     StorageFullError,
 )
 from ckptguard.keep.copies import keep_checkpoint, own_links_noted, release, release_unpinned, trim_kept
-from ckptguard.keep.room import fits, has_safe_bytes, own_bytes
+from ckptguard.keep.room import fits, full_first, has_safe_bytes, own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint, tops
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
 from ckptguard.records.run import Run
@@ -237,9 +237,11 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
         in_place.setdefault(checkpoint.series, {}).setdefault(checkpoint.step, []).append(checkpoint)
     for series, by_step in in_place.items():
         current_verdicts = view.history.current_verdicts(series).values()
-        good = [s.id for s in current_verdicts if s.outcome is Outcome.GOOD]
+        there = (
+            s.id for s in current_verdicts if s.outcome is Outcome.GOOD and (s.id in listed or s.id.step in by_step)
+        )
         left = view.settings.keep_good
-        for id in sorted(good, key=lambda id: id.order, reverse=True):
+        for id in full_first(view, sorted(there, key=lambda id: id.order, reverse=True)):
             if left <= 0:
                 break
             if id in listed and read_kept(view.run, id) is not None:
@@ -281,7 +283,8 @@ def copy_independently(view: RunView, work: Work, *, saved_over: bool) -> list[s
         return []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         newest_first = sorted(ids, key=lambda id: id.order, reverse=True)
-        good = [copy for id in newest_first if view.is_good(id) and (copy := read_kept(run, id)) is not None]
+        judged = full_first(view, [id for id in newest_first if view.is_good(id)])
+        good = [copy for id in judged if (copy := read_kept(run, id)) is not None]
         own = next((_kept(copy) for copy in good if copy.how != "link"), None)
         for copy in itertools.takewhile(lambda copy: copy.how == "link", good):
             manifest = view.history.manifest(copy.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -37,15 +37,25 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
 
 
 def seal_written(
-    run: Run, *, path: str, layout: str, step: Step, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
+    run: Run,
+    *,
+    path: str,
+    layout: str,
+    step: Step,
+    files: tuple[File, ...],
+    metrics: Mapping[str, float] | None = None,
+    left_out: Sequence[str] = (),
 ) -> Manifest:
     """Seal a checkpoint that our own writer hashed while saving. It has no verdict yet.
+
+    Files that only a resume needs were `left_out`: it is as if thinning had taken them.
 
     Raises BusyError if another writer sealed the same generation.
     """
     series = series_of(path)
     id = history_of_series(run, series).next_id(series, step)
-    return _seal(run, id, path, layout, files, metrics or {})
+    thinned = tuple((file, 0, None, None, None) for file in left_out)
+    return _seal(run, id, path, layout, files, metrics or {}, thinned=thinned)
 
 
 def _seal(

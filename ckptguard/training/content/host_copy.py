@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class HostCopy:
             dtype_word(tensor, name)
         copies = self.take_tensors(tensors)
         model, others = ({name: copies[part, name] for name in named} for part, named in parts.items())
-        return Captured(model=model, others=others, sections=captured.sections)
+        return replace(captured, model=model, others=others)
 
     def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
         """Do the same for strided tensors by name. Each copy has a storage of exactly its size. Tensors that share all

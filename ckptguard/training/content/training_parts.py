@@ -21,6 +21,7 @@ class Captured:
     model: dict[str, Any]
     others: dict[str, Any]
     sections: dict[str, Any]
+    full: bool  # the optimizer is in it, if there is one
 
 
 @dataclass
@@ -41,8 +42,9 @@ class TrainingParts:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
 
-    def capture(self) -> Captured:
-        """Return the current state. Raises StateError if a part cannot be saved exactly."""
+    def capture(self, *, full: bool = True) -> Captured:
+        """Return the current state, without the optimizer's unless it is to be `full`. Raises StateError if a part
+        cannot be saved exactly."""
         import torch
 
         others: dict[str, Any] = {}
@@ -58,9 +60,10 @@ class TrainingParts:
         model = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
         more = {name: value for name, value in state.items() if name not in model}
         sections = {"model": encode_state(more, path="model", take_tensor=take)}
-        for name, part in self._others():
+        own = [(name, part) for name, part in self._others() if full or name != "optimizer"]
+        for name, part in own:
             sections[name] = encode_state(part.state_dict(), path=name, take_tensor=take)
-        return Captured(model=model, others=others, sections=sections)
+        return Captured(model=model, others=others, sections=sections, full=full or self.optimizer is None)
 
     def check(self) -> None:
         """Refuse now what could not be saved later. StateError names it."""
@@ -107,7 +110,7 @@ class TrainingParts:
             self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
             for name, part in self._others():
                 if name not in sections:
-                    self._refuse(f"the checkpoint holds no state of the {name}")
+                    self.restart(name, part)
                     continue
                 state = decode_state(sections[name], others)
                 part.load_state_dict(state)
@@ -126,6 +129,14 @@ class TrainingParts:
             what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
             counts = f"({len(first)} missing, {len(second)} unexpected)"
             self._refuse(f"the checkpoint does not fit the model: {what} {counts}{_about_prefix(first, second)}")
+
+    def restart(self, name: str, part: Any) -> None:
+        """Go on without the saved state of a part. What an optimizer holds is of other weights, and goes. Raises
+        StateError with `strict`."""
+        self._refuse(f"the checkpoint holds no state of the {name}")
+        state = getattr(part, "state", None)
+        if name == "optimizer" and isinstance(state, dict):
+            state.clear()
 
     def drop_gradients(self) -> None:
         """Drop unused gradients: they belong to the replaced state, and may be NaN."""

@@ -55,8 +55,11 @@ _QUICKLY = Verification(md5=False)
 _READ_ONLY = Verification(md5=False, record=False)
 
 
-def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
-    """Load the newest known-good checkpoint for a resume. None if training finished nothing after its beginning.
+def load_newest_good(
+    view: RunView, store: LoadingStore, *, refused: Iterable[CheckpointId] = (), thinned: bool = False
+) -> Loaded | None:
+    """Load the newest known-good checkpoint for a resume. None if training finished nothing after its beginning. With
+    `thinned` that is one without the optimizer, if no other one is good.
 
     Checkpoints without a verdict are verified first, newest first. If no verdict can be written (full disk), one that
     reads as GOOD now is used. Newer ones that are not good stay in place. Ids in `refused` do not count.
@@ -65,7 +68,7 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
         NoKnownGoodError: there are checkpoints, but none could be loaded.
         CouldNotTellError: one that may be good could not be read.
     """
-    wanted = Wanted(series=store.series, exclude=frozenset(refused))
+    wanted = Wanted(series=store.series, exclude=frozenset(refused), thinned=thinned)
     failed = wanted.exclude
     with InUse(view.run, "a resume") as in_use:
         left = verify_pending(view, wanted)
@@ -87,7 +90,7 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
                 ids = sorted(failed, key=lambda id: id.order)
                 names = ", ".join(f"{step_text(id.step)}{id.nth_save}" for id in ids)
                 raise _none_is_good(view, f": of {store.series} {names} could not be loaded") from error
-    read = _read_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
+    read = _read_unrecorded(view, store, before_step=MAX_STEP + 1, thinned=thinned) if left else None
     if isinstance(read, CouldNotTellError):
         raise read  # it may be good: training must not begin again over it
     if read is None and _holds_finished(view, store.series):
@@ -110,6 +113,12 @@ def _not_used(view: RunView, series: str, loaded: Loaded) -> str:
 
 def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
     place = shlex.quote(view.run.url)
+    weights = newest_candidate(view, Wanted(thinned=True))
+    if weights is not None and weights.answer.thinned:
+        return NoKnownGoodError(
+            f"{view.run.url} has no good checkpoint with its {', '.join(weights.answer.thinned)}{why}",
+            hint=f"{weights.manifest.path} is good and holds weights: a guard with strict=False resumes from these",
+        )
     return NoKnownGoodError(
         f"{view.run.url} holds checkpoints, but none of them is good{why}",
         hint=f"ckptguard verify {place} says what to do; to start from scratch, move them away or use another run",
@@ -146,11 +155,13 @@ def load_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> 
 
     Newer ones stay in place.
     """
-    read = _read_unrecorded(view, store, before_step=before_step)
+    read = _read_unrecorded(view, store, before_step=before_step, thinned=False)
     return read if isinstance(read, Loaded) else None
 
 
-def _read_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> Loaded | CouldNotTellError | None:
+def _read_unrecorded(
+    view: RunView, store: LoadingStore, *, before_step: int, thinned: bool
+) -> Loaded | CouldNotTellError | None:
     """Do the same. If none is loaded, return why the newest one after the beginning that may be good is not."""
     unsure: CouldNotTellError | None = None
     own = ((single_number(c.step), c) for c in view.checkpoints if c.series == store.series)
@@ -161,6 +172,8 @@ def _read_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) ->
             if checked.outcome is not Outcome.GOOD:
                 continue
             sealed = read_manifest(view.run, checked.id) if checked.id is not None else None
+            if sealed is not None and sealed.thinned and not thinned:
+                continue
             with InUse(view.run, "a rollback") as in_use:
                 # Where none can be written, user files have no manifest: this one names the next generation.
                 generation = view.history.next_id(store.series, checkpoint.step).generation
@@ -254,8 +267,11 @@ def _load(view: RunView, store: LoadingStore, manifest: Manifest, in_use: InUse)
     return wrong
 
 
-def newest(view: RunView, store: LoadingStore, refused: Collection[CheckpointId]) -> Loaded | None:
-    """Load the newest checkpoint of the run. A lost one is copied back from a replica."""
+def newest(
+    view: RunView, store: LoadingStore, refused: Collection[CheckpointId], *, thinned: bool = False
+) -> Loaded | None:
+    """Load the newest checkpoint of the run. A lost one is copied back from a replica. `thinned` is as for
+    `load_newest_good`."""
     view.forget()  # a probe may have taken long
     if view.settings.replicas and not refused:
         from ckptguard.replicas.start_run import regain  # only runs with replicas need it
@@ -264,10 +280,10 @@ def newest(view: RunView, store: LoadingStore, refused: Collection[CheckpointId]
         back = regain(view, series=store.series)
         if back is not None:
             view.forget()
-            loaded = load_newest_good(view, store, refused=refused)
+            loaded = load_newest_good(view, store, refused=refused, thinned=thinned)
             lost = f"{view.run.url} had lost its newest good checkpoint; {back.path} was copied back from {back.source}"
             return loaded and dataclasses.replace(loaded, remark="; ".join(filter(None, (lost, loaded.remark))))
-    return load_newest_good(view, store, refused=refused)
+    return load_newest_good(view, store, refused=refused, thinned=thinned)
 
 
 def put_aside(view: RunView, found: Loaded, why: str) -> None:

@@ -121,7 +121,7 @@ class Rollbacks:
         refused: dict[CheckpointId, tuple[Loaded, str]] = {}
         while True:
             try:
-                newest = functools.partial(known_good.newest, view, self._store, refused)
+                newest = functools.partial(known_good.newest, view, self._store, refused, thinned=not parts.strict)
                 loaded = self._lead_or_follow(newest, Loaded | None)
             except NoKnownGoodError as error:
                 if not refused:

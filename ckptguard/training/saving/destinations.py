@@ -93,18 +93,28 @@ class Destination:
         """Open a new file of the checkpoint. After an exit without error all its bytes are durable."""
         raise NotImplementedError
 
-    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """Publish the checkpoint under its name and seal it. An existing one there is moved aside first.
+    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None, *, full: bool = True) -> Manifest:
+        """Publish the checkpoint under its name and seal it. An existing one there is moved aside first. Unless it is
+        `full`, its manifest says that its optimizer was left out.
 
         SaveAbandoned if nobody waits for it any longer. Call `settle` afterwards.
         """
         raise NotImplementedError
 
-    def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
+    def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None, full: bool) -> Manifest:
         run = self._view.run
         stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
         self._turn.check_stop()
-        return seal_written(run, path=self._name, layout=LAYOUT.name, step=self._step, files=stored, metrics=metrics)
+        left_out = () if full else (f"{self._name}/{OPTIMIZER_FILE}",)
+        return seal_written(
+            run,
+            path=self._name,
+            layout=LAYOUT.name,
+            step=self._step,
+            files=stored,
+            metrics=metrics,
+            left_out=left_out,
+        )
 
 
 @contextlib.contextmanager
@@ -178,7 +188,7 @@ class LocalFolder(Destination):
         finally:
             os.close(descriptor)
 
-    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
+    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None, *, full: bool = True) -> Manifest:
         run, name = self._view.run, self._name
         sync_folder(self.folder)
         own = os.stat(self.folder).st_ino
@@ -187,7 +197,7 @@ class LocalFolder(Destination):
         self.check_stop()
         run.storage.move(self._temporary, name)
         try:
-            return self._seal(files, metrics)
+            return self._seal(files, metrics, full)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
             # was abandoned, a later one may be there now.
@@ -223,13 +233,13 @@ class RemoteObjects(Destination):
         self._uploads[name] = upload
         yield upload
 
-    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
+    def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None, *, full: bool = True) -> Manifest:
         for name in _FILES:
             if name in self._uploads:
                 self.check_stop()
                 self._uploads[name].commit()
         self._open.close()
-        return self._seal(files, metrics)
+        return self._seal(files, metrics, full)
 
 
 def temporary_name(step: int) -> str:

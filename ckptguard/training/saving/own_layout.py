@@ -69,7 +69,8 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn) -> None:
         waits=turn.tell_whether_it_waits,
     )
     with destination(view, snapshot.step, turn) as place:
-        manifest = place.commit(_write_files(place, snapshot, settings.allow_nonfinite), snapshot.metrics)
+        files = _write_files(place, snapshot, settings.allow_nonfinite)
+        manifest = place.commit(files, snapshot.metrics, full=captured.full)
     settle(view, manifest, turn)
 
 

@@ -27,8 +27,10 @@ class BackgroundSave:
     """Runs `write(turn)` in a thread. After an error it calls `failed(error)` there, before it is over, and keeps
     `error`."""
 
-    def __init__(self, step: int, write: Callable[[SaveTurn], object], *, failed: Callable[[Exception], None]) -> None:
-        self.step = step
+    def __init__(
+        self, step: int, write: Callable[[SaveTurn], object], *, failed: Callable[[Exception], None], full: bool = True
+    ) -> None:
+        self.step, self.full = step, full
         self.error: Exception | None = None
         self.turn = SaveTurn()
         self._write, self._failed = write, failed
@@ -93,6 +95,7 @@ class SaveQueue:
         self._asked = False  # whether the user asked for the save in flight
         self._before: int | None = None  # `last`, if that fails
         self._unheard: list[Exception] = []
+        self._since_full: int | None = None  # saves without the optimizer since one with it; None: the next has it
         self.last: int | None = None
         self.found_sick = False  # a copy held NaN: training should be checked
 
@@ -101,8 +104,20 @@ class SaveQueue:
         """True if a save is in flight."""
         return not self.wait(0)
 
-    def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
-        """Save once no other save is in flight. Returns the checkpoint's path in the run. Errors are raised.
+    def full_is_due(self, every: int) -> bool:
+        """True if the next save should hold the optimizer, so that each save of `every` does. The first one after a
+        load does, and the one after a full save that failed."""
+        return self._since_full is None or self._since_full + 1 >= every
+
+    def went_to(self, step: int) -> None:
+        """Note that training goes on from what was loaded."""
+        self.last, self._since_full = step, None
+
+    def begin(
+        self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False, full: bool = True
+    ) -> str:
+        """Save once no other save is in flight, without the optimizer unless it is `full`. Returns the checkpoint's
+        path in the run. Errors are raised.
 
         Without `blocking` it returns after the copy, and later errors go to `tell`. If the user `asked` for this save,
         they are also kept for `raise_unheard`. An earlier save that still waits for free space is dropped: training
@@ -115,14 +130,16 @@ class SaveQueue:
                 current, StorageFullError("there was no space for it until the next save was due", key="")
             )
         self.drain()
-        copied = None if blocking else self._copied(step, extra)
-        save = copied or self._store.prepare(step, extra)
+        copied = None if blocking else self._copied(step, extra, full)
+        save = copied or self._store.prepare(step, extra, full=full)
         if copied is None:
             save.write(SaveTurn())
         else:
             self._asked, self._before = asked, self.last
-            self._in_flight = BackgroundSave(step, save.write, failed=functools.partial(self._failed_behind, step))
+            failed = functools.partial(self._failed_behind, step)
+            self._in_flight = BackgroundSave(step, save.write, failed=failed, full=full)
         self.last = step
+        self._since_full = 0 if full else (self._since_full or 0) + 1
         return save.path
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -164,9 +181,9 @@ class SaveQueue:
         if self._unheard:
             raise self._unheard.pop(0)
 
-    def _copied(self, step: int, extra: Mapping[str, Any]) -> PreparedSave | None:
+    def _copied(self, step: int, extra: Mapping[str, Any], full: bool) -> PreparedSave | None:
         try:
-            return self._store.prepare(step, extra, copy=True)
+            return self._store.prepare(step, extra, copy=True, full=full)
         except MemoryError as error:
             _log.warning("step %s is saved while training waits: %s", step, error)
             return None
@@ -188,6 +205,8 @@ class SaveQueue:
     def _forget(self, save: BackgroundSave) -> None:
         if self.last == save.step:
             self.last = self._before
+        if save.full:
+            self._since_full = None
 
 
 def _too_long(seconds: float | None) -> CouldNotTellError:

@@ -83,8 +83,9 @@ class PreparedSave:
 class Store(LoadingStore, Protocol):
     """One that a guard saves into."""
 
-    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
-        """Prepare to save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest.
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False, full: bool = True) -> PreparedSave:
+        """Prepare to save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest. Unless it
+        is `full`, that is everything but the optimizer.
 
         With `copy` any thread may write it, while training goes on. The copy before must have been written or given up,
         because its memory is reused. MemoryError without memory for it, SettingsError if the store cannot copy.
@@ -134,8 +135,8 @@ class OwnStore:
         parts.check()
         collect_saves(run)
 
-    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
-        found = snapshot_of(step, self._parts.capture(), extra)
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False, full: bool = True) -> PreparedSave:
+        found = snapshot_of(step, self._parts.capture(full=full), extra)
         if copy:
             found = dataclasses.replace(found, captured=self._host.take(found.captured))
         return PreparedSave(
@@ -210,7 +211,7 @@ class UserStore:
             extra=lambda saved: part_of_rank(ranks, saved),
         )
 
-    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False, full: bool = True) -> PreparedSave:
         if copy:
             raise cannot_copy()
         path = self._name.format(step=step)

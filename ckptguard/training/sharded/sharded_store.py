@@ -75,12 +75,12 @@ class ShardedStore:
         if ranks.rank == 0:
             collect_saves(run)
 
-    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False, full: bool = True) -> PreparedSave:
         """All ranks copy, or none. This and `write` raise RanksError with the ranks that failed. Then nothing of the
         save is left."""
         channel = self._free_channel() if copy else None
         view = RunView(self._run, self._settings)
-        save = ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
+        save = ShardedSave(view, self._parts, self._ranks, self._last, step, extra, full=full)
         if channel is None:
             return PreparedSave(path=save.path, write=functools.partial(save.write, self._ranks))
         short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
@@ -106,7 +106,7 @@ class ShardedStore:
         path = folder_name(step)
         what = f"loading {path}"
 
-        def read() -> dict[str, Any]:
+        def read() -> tuple[dict[str, Any], bool]:
             manifest = read_manifest(self._run, CheckpointId(self.series, step, generation))
             if manifest is None:
                 raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {step}")
@@ -116,12 +116,13 @@ class ShardedStore:
                     hint="begin another run with several ranks, from what ckptguard.load gives for this one",
                 )
             try:
-                return read_state(self._run, manifest)
+                state = read_state(self._run, manifest)
             except NotAsSealed as error:  # rank 0 verified it: no rank may use another one
                 raise StateError(error.message) from error
+            return state, "optimizer" not in state and not manifest.thinned
 
-        state = each(self._ranks, what, read)
-        live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
+        state, has_tensors = each(self._ranks, what, read)
+        live = live_of_all(self._parts, self._ranks, what, with_optimizer=has_tensors)
         together(self._ranks, what, lambda: self._compare_names(path, live["model"]))
         self._load_shards(path, live)
         together(self._ranks, what, lambda: put_back(self._parts, state, live))
@@ -190,9 +191,17 @@ class ShardedSave:
     """
 
     def __init__(
-        self, view: RunView, parts: TrainingParts, ranks: Ranks, last: LastPlan, step: int, extra: Mapping[str, Any]
+        self,
+        view: RunView,
+        parts: TrainingParts,
+        ranks: Ranks,
+        last: LastPlan,
+        step: int,
+        extra: Mapping[str, Any],
+        *,
+        full: bool = True,
     ) -> None:
-        self._view, self._step = view, step
+        self._view, self._step, self._full = view, step, full or parts.optimizer is None
         self.path = folder_name(step)
         self._what = f"saving step {step}"
         self._temporary = str(ranks.tell(temporary_name(step)))
@@ -205,7 +214,7 @@ class ShardedSave:
         )
         self._writer = HashingWriter(self._place(SaveTurn()).folder)
         # Without a state torch would make one by stepping the optimizer, which differs from an uninterrupted training.
-        has_stepped = ranks.any(parts.optimizer is not None and bool(parts.optimizer.state))
+        has_stepped = full and ranks.any(parts.optimizer is not None and bool(parts.optimizer.state))
         live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped)
         with torch_failures(f"step {step} could not be saved"):
             self._planned = Planned(live, self._writer, ranks, last)
@@ -256,7 +265,7 @@ class ShardedSave:
         for part, value in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
             if value is not None:
                 state[part] = encode_state(value.state_dict(), path=part)
-        if parts.optimizer is not None and not parts.optimizer.state:
+        if self._full and parts.optimizer is not None and not parts.optimizer.state:
             state["optimizer"] = encode_state(parts.optimizer.state_dict(), path="optimizer")
         return state
 
@@ -307,7 +316,7 @@ class ShardedSave:
         files = [msgspec.convert(file, File, strict=False) for own in found for file in own]
         text = to_text(self._state | {"ranks": [own["extra"] for own in reports]})
         files.append(write_state(place, self.path, text))
-        settle(self._view, place.commit(files, self._metrics), turn)
+        settle(self._view, place.commit(files, self._metrics, full=self._full), turn)
         self._sealed = True
 
 
@@ -332,8 +341,10 @@ def put_back(parts: TrainingParts, state: Mapping[str, Any], live: Mapping[str, 
     set_model_state_dict(model, live["model"], options=StateDictOptions(strict=parts.strict))
     if "optimizer" in live:
         set_optimizer_state_dict(model, optimizer, live["optimizer"])
-    elif optimizer is not None:
+    elif optimizer is not None and "optimizer" in state:
         optimizer.load_state_dict(decode_state(state["optimizer"]))
+    elif optimizer is not None:
+        parts.restart("optimizer", optimizer)
     for name, part in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
         if part is not None:
             if name not in state:

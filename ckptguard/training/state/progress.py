@@ -97,13 +97,14 @@ class Progress:
             harmful = (self._draws.get(step) for step in range(first, last + 1))
             self.position.skipped |= {draw for draw in harmful if draw is not None}
 
-    def extra(self) -> dict[str, Any]:
-        """Return what is saved beside model and optimizer."""
+    def extra(self, *, full: bool = True) -> dict[str, Any]:
+        """Return what is saved beside the model, and beside the optimizer if the save is `full`."""
+        parts = [name for name in _names(self._parts) if full or name != "optimizer"]
         return {
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
             "guard": as_saved(self.cut),
-            "saved": {"parts": _names(self._parts), "world_size": self._world_size},
+            "saved": {"parts": parts, "world_size": self._world_size},
         }
 
     def arrive(

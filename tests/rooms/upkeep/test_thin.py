@@ -172,7 +172,7 @@ def test_nobody_is_led_to_a_thinned_one_while_a_whole_one_is_good(root):
     assert f"{paths[200]} is good, but thinned" in none.value.hint
     with pytest.raises(NoKnownGoodError) as none:
         known_good_of(look(run, NONE), None, 100)
-    assert f"{paths[100]} was thinned" in none.value.hint
+    assert f"{paths[100]} is thinned" in none.value.hint
     assert "model" in ckptguard.load(str(root / paths[100]))
     assert "optimizer" not in ckptguard.load(str(root), step=100)
     for step in (300, 400):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
 
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
-_RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
 _LEAST_RATE = 2**16
 
 
@@ -174,10 +173,11 @@ RATE = Parsed("rate", "ckptguard.cli.command:parse_rate")
 
 def parse_rate(text: str) -> float:
     """Return bytes a second, as users write them: ``100MB``, ``50MiB/s``. Raises SettingsError."""
-    match = _RATE.fullmatch(text)
+    from ckptguard.values.byte_sizes import parse_size
+
     amount = 0.0
-    if match is not None:
-        amount = float(match["amount"]) * (1024 if match["binary"] else 1000) ** " kMGT".index(match["unit"] or " ")
+    with contextlib.suppress(SettingsError):
+        amount = float(parse_size(text.removesuffix("/s")))
     if not _LEAST_RATE <= amount < 1e15:
         raise SettingsError(f"{text!r} is no rate of 65536 bytes a second or more")
     return amount

@@ -209,9 +209,9 @@ FORMS: dict[str, Form] = {
         "*", {"errors": lambda facts: [{"check": check, "message": said} for check, said in facts.errors]}
     ),
     # retention
-    "prune.Pruned": Form("dry_run policy kept removed thinned emptied in_trash could_not_tell", {"kept": _kept}),
+    "prune.Pruned": Form("dry_run policy kept removed thinned budget emptied in_trash could_not_tell", {"kept": _kept}),
     "retention_policy.Policy": Form(
-        "keep_last keep_every keep_within keep_best keep_good thin_after failed=drop_failed",
+        "keep_last keep_every keep_within keep_best keep_good thin_after keep_bytes failed=drop_failed",
         {"keep_best": lambda policy: [str(best) for best in policy.keep_best]},
     ),
     "retention.RetentionDecision": Form(
@@ -220,6 +220,7 @@ FORMS: dict[str, Form] = {
         " reasons"
     ),
     "prune.ThinnedCheckpoint": Form("path series=id.series step=id.step id files bytes reason"),
+    "budget.Budget": Form("keep_bytes used in_trash to_thin after why"),
     "trash.Trashed": Form("path series step id bytes removed_at"),
     "pins.Pin": Form("series step id reason note since until"),
     # scrub, repair, replicate

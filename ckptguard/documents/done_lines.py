@@ -58,6 +58,12 @@ def prune_lines(done: Pruned) -> Iterator[Line]:
             more = f" and {len(one.files) - 3} more files" if len(one.files) > 3 else ""
             did = "would take" if done.dry_run else "took"
             yield Line(f"{did} {files}{more} from {escape(one.path)} ({size(one.bytes)}): only a resume needs them")
+    if (budget := done.budget) is not None:
+        waiting = f", {size(budget.in_trash)} of these in the trash" if budget.in_trash else ""
+        used = f"{size(budget.used)} of {size(budget.keep_bytes)} are used{waiting}"
+        yield Line(f"budget: {used}; {size(budget.after)} are left once the trash is empty")
+        if budget.why:
+            yield Line(f"over budget: {escape(budget.why)}")
     if done.emptied:
         total = size(sum(mark.bytes for mark in done.emptied))
         would = "would remove" if done.dry_run else "removed"

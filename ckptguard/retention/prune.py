@@ -5,17 +5,19 @@ Everything that decides about a removal is read strictly: an unreadable record e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from ckptguard.decisions.budget import Budget, cut_to_budget
 from ckptguard.decisions.retention import Present, RetentionDecision, decide, may_be_thinned
 from ckptguard.errors import BusyError, CouldNotTellError, RecordsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.records.trash import MARKED, Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import seconds_of, this_moment
+from ckptguard.retention.space import measure_space
 from ckptguard.retention.trash import delete_for_good, expire_aside, in_trash_for, settle_trash, throw_away
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
@@ -45,8 +47,9 @@ class ThinnedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy decided, and what was done. `removed` went to the trash, `emptied` was deleted from the trash.
 
-    `thinned` are the checkpoints whose state for a resume went to the trash, and those of which it could not. With
-    `dry_run` nothing was done. `could_not_tell` are the problems met, as sentences.
+    `thinned` are the checkpoints whose state for a resume went to the trash, and those of which it could not. `budget`
+    is there if the policy has `keep_bytes`. With `dry_run` nothing was done. `could_not_tell` are the problems met, as
+    sentences.
     """
 
     dry_run: bool
@@ -56,6 +59,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     in_trash: tuple[Trashed, ...]
     emptied: tuple[Trashed, ...]
     thinned: tuple[ThinnedCheckpoint, ...] = ()
+    budget: Budget | None = None
     could_not_tell: tuple[str, ...] = ()
 
 
@@ -66,33 +70,35 @@ def prune(
     grace: float,
     dry_run: bool = False,
     agree: Callable[[Pruned], None] | None = None,
+    will_thin: Mapping[str, Collection[str]] | None = None,
 ) -> Pruned:
     """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
     The decision is made under the run's lock from a new listing. With `dry_run` the view is used as it is. A problem
     with one checkpoint ends the work, and is part of the result. `agree` is called with the plan, as a dry run answers
-    it, before anything is removed. It may raise.
+    it, before anything is removed. It may raise. `will_thin` are the files that thinning would take, by path: a budget
+    asks for these first.
 
     Raises:
         CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
         BusyError: another process holds the run.
     """
     if dry_run:
-        return _planned(view, _look(view, policy.keep_good), policy, grace)
+        return _planned(view, _look(view, policy.keep_good), policy, grace, will_thin)
     with run_lock(view.run):
         settle_trash(view.run)
         view.forget()
         seen = _look(view, policy.keep_good)
-        decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
+        decisions, budget = _decided(view, seen, policy, will_thin)
         if any(not d.keep for d in decisions) and view.run.storage.renew():
             view.forget()  # others may have pinned some since they were listed
             seen = _look(view, policy.keep_good)
-            decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
+            decisions, budget = _decided(view, seen, policy, will_thin)
         may_go: Collection[Trashed] | None = None
         if agree is not None:
-            planned = _planned(view, seen, policy, grace)
+            planned = _planned(view, seen, policy, grace, will_thin)
             agree(planned)
-            decisions, may_go = list(planned.decisions), planned.emptied
+            decisions, budget, may_go = list(planned.decisions), planned.budget, planned.emptied
         removed, troubles = _remove(view.run, seen, decisions, policy)
         if removed or troubles:
             view.forget()
@@ -112,16 +118,28 @@ def prune(
         removed=tuple(removed),
         in_trash=tuple(in_trash),
         emptied=tuple(emptied),
+        budget=budget,
         could_not_tell=tuple(troubles),
     )
 
 
-def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned:
+def _decided(
+    view: RunView, seen: _Look, policy: Policy, will_thin: Mapping[str, Collection[str]] | None
+) -> tuple[list[RetentionDecision], Budget | None]:
+    """Decide by the rules, then by the budget if there is one."""
+    decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
+    if policy.keep_bytes is None:
+        return decisions, None
+    space = measure_space(view, {one.path for one in seen.present})
+    return cut_to_budget(decisions, space, policy, saves=seen.saves, will_thin=will_thin)
+
+
+def _planned(
+    view: RunView, seen: _Look, policy: Policy, grace: float, will_thin: Mapping[str, Collection[str]] | None
+) -> Pruned:
     """Return what would be done. Nothing is changed."""
-    decisions, emptied = (
-        decide(seen.present, policy, now=this_moment().wall, saves=seen.saves),
-        _due(view, seen, policy, grace),
-    )
+    decisions, budget = _decided(view, seen, policy, will_thin)
+    emptied = _due(view, seen, policy, grace)
     return Pruned(
         dry_run=True,
         policy=policy,
@@ -129,6 +147,7 @@ def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned
         removed=tuple(d for d in decisions if not d.keep),
         in_trash=tuple(mark for mark in seen.trash if mark not in emptied),
         emptied=tuple(emptied),
+        budget=budget,
     )
 
 
@@ -146,10 +165,14 @@ def to_thin(view: RunView, policy: Policy) -> list[tuple[Checkpoint, CheckpointI
     ]
 
 
-def prune_by_settings(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prune by the settings, empty the trash, and remove expired files that were moved aside.
+def prune_by_settings(
+    view: RunView, *, will_thin: Mapping[str, Collection[str]] | None = None
+) -> tuple[tuple[str, ...], Budget | None, list[str]]:
+    """Prune by the settings, empty the trash, and remove expired files that were moved aside. `will_thin` is as for
+    `prune`.
 
-    Returns the removed paths and the problems as sentences. Without rules in the settings no checkpoint is removed.
+    Returns the removed paths, how the run stands to its budget, and the problems as sentences. Without rules in the
+    settings no checkpoint is removed.
     """
     policy, grace = view.settings.retention(), parse_span(view.settings.trash_grace)
     try:
@@ -159,11 +182,11 @@ def prune_by_settings(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 view.refresh()
                 with noted(troubles, _NOT_COLLECTED):
                     expire_aside(view, grace)
-            return (), tuple(troubles)
-        done = prune(view, policy, grace=grace)
+            return (), None, troubles
+        done = prune(view, policy, grace=grace, will_thin=will_thin)
     except (BusyError, CouldNotTellError) as error:
-        return (), (f"nothing was pruned: {error.message}",)
-    return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
+        return (), None, [f"nothing was pruned: {error.message}"]
+    return tuple(d.checkpoint.path for d in done.removed), done.budget, list(done.could_not_tell)
 
 
 def empty_trash_early(view: RunView, has_enough: Callable[[], bool]) -> list[str]:

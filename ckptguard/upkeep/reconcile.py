@@ -47,6 +47,7 @@ from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work, noted
 from ckptguard.storage.local.removal import is_missing, own_removals
+from ckptguard.upkeep.budget import deeper, thinnable
 from ckptguard.upkeep.finish_copies import finish_copies, looks_as_judged, protect, release_other, waiting_alone
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
@@ -62,6 +63,7 @@ from ckptguard.upkeep.samples import (
 from ckptguard.upkeep.thin import thin
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.packed_names import PackedNames, joined
+from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, read_early, verify_checkpoint, verify_kept
@@ -595,13 +597,19 @@ class _Pass:
         repaired = repair_automatically(self.view, self.notes.retry_after, work=self.work)
         for result in repaired.checked:
             self._found(result)
-        self._pruned, troubles = prune_by_settings(self.view)
+        policy, may_thin = self.view.settings.retention(), time.monotonic() >= self.notes.thin_at
+        will_thin, troubles = dict[str, tuple[str, ...]](), list[str]()
+        with noted(troubles, "nothing was pruned"):
+            will_thin = thinnable(self.view, policy) if may_thin else {}
+        budget = None
+        if not troubles:
+            self._pruned, budget, troubles = prune_by_settings(self.view, will_thin=will_thin)
         self.troubles += [*repaired.could_not_tell, *troubles]
-        if not troubles and time.monotonic() >= self.notes.thin_at:
-            self._thin()
+        if not troubles and may_thin:
+            self._thin(policy if budget is None or not budget.to_thin else deeper(policy))
 
-    def _thin(self) -> None:
-        """Thin one checkpoint that the settings name. The next pass follows at once: new saves come before old ones."""
+    def _thin(self, policy: Policy) -> None:
+        """Thin one checkpoint that the policy names. The next pass follows at once: new saves come before old ones."""
         begun = False
 
         def may_begin(size: int) -> bool:
@@ -613,7 +621,7 @@ class _Pass:
             return True
 
         work = msgspec.structs.replace(self.work, may_begin=may_begin, yield_for=may_yield_for(0.0, None))
-        thinned, troubles = thin(self.view, self.view.settings.retention(), work=work)
+        thinned, troubles = thin(self.view, policy, work=work)
         self._thinned = tuple(one.path for one in thinned if one.files)
         self.notes.thin_at = time.monotonic() + _THIN_AGAIN if troubles else 0.0
         self.troubles += troubles

@@ -31,7 +31,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     removed.
 
     The newest `keep_good` GOOD ones always stay, with all that they hold. Of those older than the newest `thin_after`
-    that stay, what only a resume needs is removed. Raises SettingsError for an impossible rule.
+    that stay, what only a resume needs is removed. What a run of more than `keep_bytes` loses says
+    `decisions/budget.py`. Raises SettingsError for an impossible rule.
     """
 
     keep_last: int | None = None  # the newest n
@@ -40,6 +41,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     keep_best: tuple[Best, ...] = ()
     keep_good: int = 2
     thin_after: int | None = None
+    keep_bytes: int | None = None  # of the whole run
     drop_failed: bool = False  # also remove BAD, INCOMPLETE and SUSPECT ones that have `keep_good` newer GOOD ones
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 10**12:
                 raise SettingsError(f"{name} must be at least 1, not {value}")
+        if self.keep_bytes is not None and not 1 <= self.keep_bytes < 10**18:
+            raise SettingsError(f"keep_bytes must be at least 1 byte, not {self.keep_bytes}")
         if self.keep_within is not None and not 0 < self.keep_within < 1e10:
             raise SettingsError(f"keep_within must be a span of time, such as 2d, not {self.keep_within}")
 
@@ -58,7 +62,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def asks_nothing(self) -> bool:
         """True if nothing may be removed."""
-        return not self.has_rules and not self.drop_failed and self.thin_after is None
+        return not self.has_rules and not self.drop_failed and self.thin_after is None and self.keep_bytes is None
 
 
 def parse_span(text: float | str) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
+from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.patterns import Pattern, Saves
 from ckptguard.values.record_formats import RECORDS
 from ckptguard.values.retention_policy import Policy, parse_best, parse_span
@@ -99,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
     # Good ones older than the newest n good ones keep weights, config and metrics; what only a resume needs goes.
     thin_after: int | None = None
+    keep_bytes: float | str | None = None  # what the run may occupy: bytes, or "2TB". Then it is thinned and pruned
     prune_failed: bool = False  # also remove bad, incomplete and suspect ones, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
     replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
@@ -208,6 +210,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 keep_best=tuple(parse_best(text) for text in self.keep_best),
                 keep_good=self.keep_good,
                 thin_after=self.thin_after,
+                keep_bytes=None if self.keep_bytes is None else parse_size(self.keep_bytes),
                 drop_failed=self.prune_failed,
             )
         except SettingsError as error:

@@ -34,6 +34,11 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
     type=click.IntRange(1, 10**9),
     help="Keep only the weights of what is older than the newest N good ones.",
 )
+@click.option(
+    "--keep-bytes",
+    metavar="SIZE",
+    help="Let the run occupy at most SIZE (2TB, 500GiB): thin first, then remove what is worth least.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
@@ -45,6 +50,9 @@ def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object
     --thin-after moves to the trash what only a resume needs: optimizer, scheduler and scaler. Weights, config,
     tokenizer and metrics stay, and are good.
 
+    --keep-bytes counts what the run occupies on the disk, its trash too. Thinning comes first, then what the fewest
+    rules keep, the oldest first. What always stays, stays. The plan says in words if that is too much.
+
     `ckptguard restore RUN --step N` finds what is in the trash until trash_grace is over.
     """
     from ckptguard.decisions.retention import unknown_metrics
@@ -55,13 +63,15 @@ def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object
     settings = shared.settings([run], prune_failed=failed or None, **rules)
     view = open_named_run(run, settings)
     policy = settings.retention()
-    done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
-    if policy.thin_after is not None:
+    grace = parse_span(settings.trash_grace)
+    if policy.thin_after is None and policy.keep_bytes is None:
+        done = prune(view, policy, grace=grace, dry_run=dry_run)
+    else:
         from ckptguard.scan import scanner_of
-        from ckptguard.upkeep.thin import thin_too
+        from ckptguard.upkeep.budget import prune_and_thin
 
         with working("reading", scanner=scanner_of(settings)) as work:
-            done = thin_too(view, done, work=work)
+            done = prune_and_thin(view, policy, grace=grace, dry_run=dry_run, work=work)
     if shared.as_json:
         emit("prune", done, target=view.run.url)
     elif dry_run or not is_quiet():

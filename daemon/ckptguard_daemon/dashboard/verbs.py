@@ -41,6 +41,7 @@ from ckptguard.runs.target import Target, one_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.storage.redaction import redacted
 from ckptguard.terminal.columns import lay_out
+from ckptguard.upkeep.budget import thinnable
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.settings import Settings, with_table
@@ -330,8 +331,8 @@ def prune_plan(done: Pruned) -> ActionPlan:
 def dry_prune(view: RunView, rules: Rules) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
-    grace = parse_span(settings.trash_grace)
-    return prune(view, settings.retention(), grace=grace, dry_run=True)
+    policy, grace = settings.retention(), parse_span(settings.trash_grace)
+    return prune(view, policy, grace=grace, dry_run=True, will_thin=thinnable(view, policy))
 
 
 def _prune(asked: Asked) -> ActionPlan | Done:
@@ -339,8 +340,9 @@ def _prune(asked: Asked) -> ActionPlan | Done:
     if check is None:
         return prune_plan(dry_prune(asked.view, rules))
     settings = rules.settings(asked.settings)
-    grace = parse_span(settings.trash_grace)
-    done = prune(asked.view, settings.retention(), grace=grace, agree=lambda planned: check(prune_plan(planned)))
+    policy, grace = settings.retention(), parse_span(settings.trash_grace)
+    will_thin = thinnable(asked.view, policy)
+    done = prune(asked.view, policy, grace=grace, agree=lambda planned: check(prune_plan(planned)), will_thin=will_thin)
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,

@@ -118,7 +118,7 @@ def test_documents_of_retention_are_as_shown(document, invoke, eventful):
     rules = ("--keep-last", "1", "--keep-within", "1s", "--keep-best", "loss:min")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CKPTGUARD_KEEP_GOOD", "1")
-        _, found = document("prune", eventful, "--keep-last", "1")
+        _, found = document("prune", eventful, "--keep-last", "1", "--keep-bytes", "9TB")
         patched.setenv("CKPTGUARD_TRASH_GRACE", "0")
         assert set(found) == set(EXAMPLES["prune"])
         _, emptied = document("prune", eventful, *rules)

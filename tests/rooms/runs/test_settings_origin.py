@@ -59,6 +59,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "keep_last": (1, False),
     "keep_every": (1000, False),
     "thin_after": (1, False),
+    "keep_bytes": ("2TB", False),
     "keep_within": (1.0, False),
     "keep_best": (["loss:min"], False),
     "prune_failed": (True, False),

@@ -268,7 +268,12 @@ def _own(files: dict[str, HeldFile], device: Any) -> dict[str, Any]:
     model = _content(MODEL_FILE, files[MODEL_FILE], device)
     others = _content(OPTIMIZER_FILE, files[OPTIMIZER_FILE], device) if OPTIMIZER_FILE in files else {}
     for key, value in state.items():
-        decoded = decode_state(value, others)
+        try:
+            decoded = decode_state(value, others)
+        except StateError:
+            if key == "model" or OPTIMIZER_FILE in files:
+                raise
+            continue  # thinning took its tensors
         if key == "model" and not isinstance(decoded, dict):
             raise StateError(f"{STATE_FILE}: what it says of the model is no dict")
         found[key] = {**model, **decoded} if key == "model" else decoded

@@ -22,6 +22,8 @@ from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 
 _MOST_NAMED = 4
+# By path the files of which thinning would take something: the number of bytes, None for all.
+WillThin = Mapping[str, Mapping[str, int | None]]
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,19 +65,26 @@ def cut_to_budget(
     policy: Policy,
     *,
     saves: Iterable[Collection[CheckpointId]] = (),
-    will_thin: Mapping[str, Collection[str]] | None = None,
+    will_thin: WillThin | None = None,
 ) -> tuple[list[RetentionDecision], Budget | None]:
     """Return the decisions with those turned that the budget asks for, and how the run stands to it. `will_thin` are
-    the files that thinning would take, by path, in its order."""
+    what thinning would take, by path, in its order."""
     if policy.keep_bytes is None:
         return list(decisions), None
     staying = {d.checkpoint.path for d in decisions if d.keep}
     refs = Counter(file for path in staying for file in set(space.in_place.get(path, ())))
-    taken = {path: [space.named[f] for f in files if f in space.named] for path, files in (will_thin or {}).items()}
-    thins = {
-        path: space.total(f for f in files if refs[f] == 1 and f not in space.held)
-        for path, files in taken.items()
+    taken = {
+        path: {space.named[f]: bytes for f, bytes in files.items() if f in space.named}
+        for path, files in (will_thin or {}).items()
         if path in staying
+    }
+    thins = {
+        path: sum(
+            space.total([f]) if bytes is None else min(bytes, space.total([f]))
+            for f, bytes in files.items()
+            if refs[f] == 1 and f not in space.held
+        )
+        for path, files in taken.items()
     }
     left, used = space.total([*refs, *space.held]), space.total(space.sizes)
     gone: set[str] = set()

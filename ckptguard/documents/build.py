@@ -219,7 +219,7 @@ FORMS: dict[str, Form] = {
         " outcome=checkpoint.outcome changed=checkpoint.changed bytes=checkpoint.bytes metrics=checkpoint.metrics"
         " reasons"
     ),
-    "prune.ThinnedCheckpoint": Form("path series=id.series step=id.step id files bytes reason"),
+    "prune.ThinnedCheckpoint": Form("path series=id.series step=id.step id files anew bytes reason"),
     "budget.Budget": Form("keep_bytes used in_trash to_thin after why"),
     "trash.Trashed": Form("path series step id bytes removed_at"),
     "pins.Pin": Form("series step id reason note since until"),

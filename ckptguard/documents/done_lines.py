@@ -57,7 +57,11 @@ def prune_lines(done: Pruned) -> Iterator[Line]:
             files = ", ".join(escape(path.removeprefix(f"{one.path}/")) for path in one.files[:3])
             more = f" and {len(one.files) - 3} more files" if len(one.files) > 3 else ""
             did = "would take" if done.dry_run else "took"
-            yield Line(f"{did} {files}{more} from {escape(one.path)} ({size(one.bytes)}): only a resume needs them")
+            what, it = f"{files}{more} from {escape(one.path)}", "them"
+            if one.anew:
+                inside = f" of {escape(one.path)}" if one.files != (one.path,) else ""
+                what, it = f"optimizer state out of {files}{more}{inside}", "it"
+            yield Line(f"{did} {what} ({size(one.bytes)}): only a resume needs {it}")
     if (budget := done.budget) is not None:
         waiting = f", {size(budget.in_trash)} of these in the trash" if budget.in_trash else ""
         used = f"{size(budget.used)} of {size(budget.keep_bytes)} are used{waiting}"

@@ -5,12 +5,12 @@ Everything that decides about a removal is read strictly: an unreadable record e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from ckptguard.decisions.budget import Budget, cut_to_budget
+from ckptguard.decisions.budget import Budget, WillThin, cut_to_budget
 from ckptguard.decisions.retention import Present, RetentionDecision, decide, may_be_thinned
 from ckptguard.errors import BusyError, CouldNotTellError, RecordsError
 from ckptguard.layouts import Checkpoint
@@ -34,12 +34,14 @@ _NOT_COLLECTED = "expired files that were moved aside could not be removed"
 
 
 class ThinnedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What thinning took from a checkpoint, or would take: `files`, which have these `bytes`. If it takes nothing,
-    `reason` says why. `id` is that of the whole checkpoint."""
+    """What thinning took from a checkpoint, or would take: `files`, together about `bytes`. Those in `anew` are written
+    anew, and about this number of their bytes goes. If it takes nothing, `reason` says why. `id` is that of the whole
+    checkpoint."""
 
     path: str
     id: CheckpointId
     files: tuple[str, ...] = ()
+    anew: dict[str, int] = {}
     bytes: int = 0
     reason: str = ""
 
@@ -70,14 +72,14 @@ def prune(
     grace: float,
     dry_run: bool = False,
     agree: Callable[[Pruned], None] | None = None,
-    will_thin: Mapping[str, Collection[str]] | None = None,
+    will_thin: WillThin | None = None,
 ) -> Pruned:
     """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
     The decision is made under the run's lock from a new listing. With `dry_run` the view is used as it is. A problem
     with one checkpoint ends the work, and is part of the result. `agree` is called with the plan, as a dry run answers
-    it, before anything is removed. It may raise. `will_thin` are the files that thinning would take, by path: a budget
-    asks for these first.
+    it, before anything is removed. It may raise. `will_thin` is what thinning would take: a budget asks for that
+    first.
 
     Raises:
         CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
@@ -124,7 +126,7 @@ def prune(
 
 
 def _decided(
-    view: RunView, seen: _Look, policy: Policy, will_thin: Mapping[str, Collection[str]] | None
+    view: RunView, seen: _Look, policy: Policy, will_thin: WillThin | None
 ) -> tuple[list[RetentionDecision], Budget | None]:
     """Decide by the rules, then by the budget if there is one."""
     decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
@@ -134,9 +136,7 @@ def _decided(
     return cut_to_budget(decisions, space, policy, saves=seen.saves, will_thin=will_thin)
 
 
-def _planned(
-    view: RunView, seen: _Look, policy: Policy, grace: float, will_thin: Mapping[str, Collection[str]] | None
-) -> Pruned:
+def _planned(view: RunView, seen: _Look, policy: Policy, grace: float, will_thin: WillThin | None) -> Pruned:
     """Return what would be done. Nothing is changed."""
     decisions, budget = _decided(view, seen, policy, will_thin)
     emptied = _due(view, seen, policy, grace)
@@ -166,7 +166,7 @@ def to_thin(view: RunView, policy: Policy) -> list[tuple[Checkpoint, CheckpointI
 
 
 def prune_by_settings(
-    view: RunView, *, will_thin: Mapping[str, Collection[str]] | None = None
+    view: RunView, *, will_thin: WillThin | None = None
 ) -> tuple[tuple[str, ...], Budget | None, list[str]]:
     """Prune by the settings, empty the trash, and remove expired files that were moved aside. `will_thin` is as for
     `prune`.

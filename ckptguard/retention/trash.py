@@ -47,7 +47,7 @@ from ckptguard.records.who_and_when import (
     utc_text,
 )
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
-from ckptguard.runs.publish import Place, copy_within, move_within
+from ckptguard.runs.publish import Place, copy_within, move_within, swap_within
 from ckptguard.runs.removal import (
     holds_checkpoints,
     remove_empty_folders,
@@ -92,8 +92,11 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     return True
 
 
-def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: Manifest) -> Trashed | None:
+def begin_thinning(
+    run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: Manifest, staged: Place | None = None
+) -> Trashed | None:
     """Record that a checkpoint in place loses what only a resume needs, and seal what stays, which was read just now.
+    Files that were `staged`, because they are written anew, wait in the trash.
 
     None if another process removes it. Nothing went: `finish_thinning` takes the files. After a kill, `settle_trash`
     undoes it if nothing was sealed, else it finishes. The whole checkpoint can be restored from the trash, so what
@@ -122,6 +125,9 @@ def begin_thinning(run: Run, checkpoint: Checkpoint, id: CheckpointId, thinned: 
         for entry in sorted(checkpoint.entries, key=lambda entry: entry.size):
             if entry.key in mark.stays:
                 _link_into_trash(run, mark, entry.key)
+        if staged is not None:
+            for key in _anew(thinned):
+                move_within(run, staged, Place(run.records, mark.folder + "/"), key)
         write_manifest(run, thinned)
     except CkptguardError:
         with contextlib.suppress(CkptguardError):
@@ -138,24 +144,51 @@ def _link_into_trash(run: Run, mark: Trashed, path: str) -> None:
         raise DeniedError(f"{escape(path)} cannot be linked into the trash", key=path)
 
 
-def finish_thinning(run: Run, mark: Trashed, *, saved_anew: bool = False) -> None:
+def finish_thinning(run: Run, mark: Trashed, thinned: Manifest, *, saved_anew: bool = False) -> None:
     """Take the files of a checkpoint that was sealed without them to the trash. If it is killed, repeat it.
 
-    If it was `saved_anew` since, the new save may use the files that are left: the trash gets links of them.
+    A file that was written anew changes places with the old one in one step. If the checkpoint was `saved_anew` since,
+    the new save may use the files that are left: the trash gets links of them.
     """
-    trash = Place(run.records, mark.folder + "/")
+    trash, anew = Place(run.records, mark.folder + "/"), _anew(thinned)
     goes = {key: tuple(signature) for key, *signature in mark.signature if key not in mark.stays}
     for key, signature in goes.items():
-        entry = find_entry(run.storage, key)
+        entry, waits = find_entry(run.storage, key), key in anew and _signature(trash.entry(key)) == anew[key]
         if entry is None or entry.signature != signature:  # it is there already, or was saved again
-            continue
-        if saved_anew:
-            copy_within(run, Place(run.storage), trash, key, how="link")
+            if waits:
+                remove_record(run, trash.key(key))
+        elif waits and not saved_anew:
+            _exchange(run, trash, key, signature)
         else:
-            move_within(run, Place(run.storage), trash, key)
+            if waits:
+                remove_record(run, trash.key(key))
+            if saved_anew:
+                copy_within(run, Place(run.storage), trash, key, how="link")
+            else:
+                move_within(run, Place(run.storage), trash, key)
     mark_taken(run, mark)
     for folder in {key.rpartition("/")[0] for key in goes} - {mark.path}:
         remove_empty_folders(run.storage, folder)
+
+
+def _signature(entry: Entry | None) -> tuple[object, ...] | None:
+    return None if entry is None else entry.signature
+
+
+def _anew(thinned: Manifest) -> dict[str, tuple[object, ...]]:
+    """Return the signatures of the files that were written anew, by their paths."""
+    taken = {path for path, *_ in thinned.thinned}
+    return {file.path: file.signature for file in thinned.files if file.path in taken}
+
+
+def _exchange(run: Run, trash: Place, key: str, signature: tuple[object, ...]) -> None:
+    """Exchange a file with the one that waits in the trash. What somebody saved in this moment stays in place."""
+    if not swap_within(run, trash, Place(run.storage), key):
+        raise DeniedError(f"{escape(key)} cannot be exchanged with the file that was written anew", key=key)
+    out = trash.entry(key)
+    if out is None or out.signature != signature:
+        swap_within(run, trash, Place(run.storage), key)
+        remove_record(run, trash.key(key))
 
 
 def settle_thinning(run: Run, mark: Trashed) -> None:
@@ -169,7 +202,7 @@ def settle_thinning(run: Run, mark: Trashed) -> None:
         forget_trashed(run, mark)
         return
     own = (id.generation for id in sealed_generations(run, mark.series) if id.step == mark.step)
-    finish_thinning(run, mark, saved_anew=max(own) > mark.becomes)
+    finish_thinning(run, mark, thinned, saved_anew=max(own) > mark.becomes)
 
 
 def moves_files(run: Run) -> bool:

@@ -20,6 +20,7 @@ from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.runs.removal import remove_empty_folders, remove_folder_of_ours, remove_temporary
 from ckptguard.storage import Storage
+from ckptguard.storage.local.writes import swap_files
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.storage.read_ahead import IN_FLIGHT
 from ckptguard.values.manifest import File
@@ -213,6 +214,12 @@ def move_within(run: Run, source: Place, target: Place, path: str) -> None:
     """Move a file or folder inside a run and its records; see `Storage.move`. Raises SettingsError as above."""
     storage, begin, end = _together(run, source, target)
     storage.move(begin + path, end + path)
+
+
+def swap_within(run: Run, one: Place, other: Place, path: str) -> bool:
+    """Exchange two files inside a run and its records in one step. False, without a change, if that is impossible."""
+    storage, begin, end = _together(run, one, other)
+    return storage.root is not None and swap_files(storage.root, begin + path, end + path)
 
 
 def _together(run: Run, source: Place, target: Place) -> tuple[Storage, str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from ckptguard.decisions.budget import WillThin
 from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.thin import thin, thin_too
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 
 
@@ -16,13 +18,13 @@ def deeper(policy: Policy) -> Policy:
     return msgspec.structs.replace(policy, thin_after=policy.keep_good)
 
 
-def thinnable(view: RunView, policy: Policy) -> dict[str, tuple[str, ...]]:
-    """Return the files that thinning would take, by path, oldest first; none without a budget. Raises CouldNotTellError
-    as `prune` does."""
+def thinnable(view: RunView, policy: Policy, refused: dict[CheckpointId, str] | None = None) -> WillThin:
+    """Return what thinning would take, oldest first; nothing without a budget. `refused` is as for `thin`. Raises
+    CouldNotTellError as `prune` does."""
     if policy.keep_bytes is None:
         return {}
-    found, _ = thin(view, deeper(policy), dry_run=True)
-    return {one.path: one.files for one in found if one.files}
+    found, _ = thin(view, deeper(policy), dry_run=True, refused=refused)
+    return {one.path: {file: one.anew.get(file) for file in one.files} for one in found if one.files}
 
 
 def prune_and_thin(view: RunView, policy: Policy, *, grace: float, dry_run: bool = False, work: Work = PLAIN) -> Pruned:

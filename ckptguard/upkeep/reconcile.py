@@ -14,6 +14,7 @@ from itertools import islice
 
 import msgspec
 
+from ckptguard.decisions.budget import WillThin
 from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval
 from ckptguard.decisions.turns import may_yield_for
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
@@ -125,6 +126,7 @@ class PassNotes:
     retry_after: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
     thin_at: float = 0.0  # monotonic: when to thin again after a problem, for which whole weights were read
+    never_thinned: dict[CheckpointId, str] = field(default_factory=dict)  # and why, by what their manifests say
     memory: RunMemory = field(default_factory=RunMemory)  # what the records said
     lost: dict[str, float] = field(default_factory=dict)  # paths that went without a verdict, and when (monotonic)
     lost_is_reported: bool = False
@@ -598,9 +600,10 @@ class _Pass:
         for result in repaired.checked:
             self._found(result)
         policy, may_thin = self.view.settings.retention(), time.monotonic() >= self.notes.thin_at
-        will_thin, troubles = dict[str, tuple[str, ...]](), list[str]()
+        will_thin: WillThin = {}
+        troubles = list[str]()
         with noted(troubles, "nothing was pruned"):
-            will_thin = thinnable(self.view, policy) if may_thin else {}
+            will_thin = thinnable(self.view, policy, self.notes.never_thinned) if may_thin else {}
         budget = None
         if not troubles:
             self._pruned, budget, troubles = prune_by_settings(self.view, will_thin=will_thin)
@@ -621,7 +624,7 @@ class _Pass:
             return True
 
         work = msgspec.structs.replace(self.work, may_begin=may_begin, yield_for=may_yield_for(0.0, None))
-        thinned, troubles = thin(self.view, policy, work=work)
+        thinned, troubles = thin(self.view, policy, work=work, refused=self.notes.never_thinned)
         self._thinned = tuple(one.path for one in thinned if one.files)
         self.notes.thin_at = time.monotonic() + _THIN_AGAIN if troubles else 0.0
         self.troubles += troubles

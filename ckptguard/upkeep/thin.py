@@ -1,19 +1,21 @@
 """Thin old good checkpoints: what only a resume needs goes to the trash, and what stays is a generation of its own.
 
-The order keeps every moment safe. What stays is read, compared with its seal and judged. Only then the run is locked
-and looked at again, the trash gets its mark, what stays is sealed, and at last the files are moved. So a thinned
-checkpoint is good by its own verdict, and the whole one can be restored until its grace is over.
+The order keeps every moment safe. Files of which only a part goes are written anew. What stays is read, compared with
+its seal and judged. Only then the run is locked and looked at again, the trash gets its mark, what stays is sealed, and
+at last the files are moved. So a thinned checkpoint is good by its own verdict, and the whole one can be restored until
+its grace is over.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ckptguard.formats.structure import ReadProblem
 from ckptguard.layouts import Checkpoint
-from ckptguard.layouts.thinning import Split, split_for_thinning, why_never
+from ckptguard.layouts.thinning import Anew, Split, is_in, split_for_thinning, why_never
 from ckptguard.records.kept import read_kept
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, to_thin
 from ckptguard.retention.trash import begin_thinning, finish_thinning, moves_files
@@ -22,11 +24,14 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work, noted
-from ckptguard.values.ids import CheckpointId
+from ckptguard.scan import Scan, ScannedFile, ScanOptions
+from ckptguard.upkeep.write_anew import written_anew
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.retention_policy import Policy
-from ckptguard.verification.checkpoint import Verification, judge_thinned, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, judge_thinned, read_what_stays, verify_checkpoint
+from ckptguard.verification.collect_evidence import manifest_file, roles_of
 from ckptguard.version import __version__
 
 _NO_TRASH = "its files cannot be moved to the trash, as on a local disk"
@@ -35,45 +40,60 @@ _CHANGED = "it changed or was put to use meanwhile"
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """A checkpoint to thin, and what it would become; or why it stays as it is."""
+    """A checkpoint to thin, how, and the whole of it; or why it stays as it is."""
 
     checkpoint: Checkpoint
     id: CheckpointId
     split: Split
-    becomes: Manifest | None = None
+    whole: Manifest | None = None
 
     @property
     def as_result(self) -> ThinnedCheckpoint:
         """What a dry run says of it."""
-        goes, reason = self.split.goes, self.split.why
-        size = sum(file.size for file in goes)
+        split = self.split
         return ThinnedCheckpoint(
-            path=self.checkpoint.path, id=self.id, files=tuple(f.path for f in goes), bytes=size, reason=reason
+            path=self.checkpoint.path,
+            id=self.id,
+            files=tuple(file.path for file in split.takes),
+            anew={one.file.path: one.bytes for one in split.anew},
+            bytes=sum(file.size for file in split.goes) + sum(one.bytes for one in split.anew),
+            reason=split.why,
         )
 
 
 def thin(
-    view: RunView, policy: Policy, *, dry_run: bool = False, work: Work = PLAIN
+    view: RunView,
+    policy: Policy,
+    *,
+    dry_run: bool = False,
+    work: Work = PLAIN,
+    refused: dict[CheckpointId, str] | None = None,
 ) -> tuple[tuple[ThinnedCheckpoint, ...], tuple[str, ...]]:
     """Thin what a policy says of what it keeps, the oldest first. Returns what was done, and problems as sentences.
 
-    A problem with one checkpoint ends the work. So does damage, which is recorded: then nothing of it went.
+    A problem with one checkpoint ends the work. So does damage, which is recorded: then nothing of it went. Those that
+    are never thinned are added to `refused`, with the reason, and are not looked at again.
     """
     done: list[ThinnedCheckpoint] = []
     troubles: list[str] = []
+    refused = {} if refused is None else refused
     if policy.thin_after is None:
         return (), ()
     with noted(troubles, "not everything was thinned"):
-        for plan in _plans(view, policy):
-            one = plan.as_result
-            if plan.becomes is not None and not dry_run:
-                if work.is_stopped() or not work.may_begin(plan.becomes.bytes):
+        for plan in _plans(view, policy, refused):
+            if plan.whole is not None and not dry_run:
+                if work.is_stopped() or not work.may_begin(plan.whole.bytes):
                     break
-                wrong = _take(view, policy, plan, plan.becomes, work)
+                try:
+                    wrong = _take(view, policy, plan, plan.whole, work)
+                except ReadProblem as error:
+                    refused[plan.id] = str(error)
+                    done.append(msgspec.structs.replace(plan, split=Split(why=str(error))).as_result)
+                    continue
                 if wrong:
-                    troubles.append(f"{one.path} was not thinned: {wrong}")
+                    troubles.append(f"{plan.checkpoint.path} was not thinned: {wrong}")
                     break
-            done.append(one)
+            done.append(plan.as_result)
     if not dry_run:
         view.forget()
     return tuple(done), tuple(troubles)
@@ -87,21 +107,21 @@ def thin_too(view: RunView, pruned: Pruned, *, work: Work = PLAIN) -> Pruned:
     return msgspec.structs.replace(pruned, thinned=done, could_not_tell=troubles)
 
 
-def _plans(view: RunView, policy: Policy) -> Iterator[_Plan]:
+def _plans(view: RunView, policy: Policy, refused: dict[CheckpointId, str]) -> Iterator[_Plan]:
     """Yield what may be thinned, oldest first, and what may not although it holds state that only a resume needs."""
     for checkpoint, id, together in to_thin(view, policy):
         sealed = view.reader.sealed(id)
         if sealed is None or not sealed.series_head.has_optimizer:
             continue
-        why = together or _why_not(view, checkpoint, id)
-        if why:
-            yield _Plan(checkpoint, id, Split(why=why))
+        why = together or refused.get(id) or _why_not(view, checkpoint, id)
+        manifest = view.history.manifest(id) if not why and id not in refused else None
+        split = Split(why=why) if manifest is None else split_for_thinning(manifest)
+        if manifest is not None and split.takes:
+            yield _Plan(checkpoint, id, split, manifest)
             continue
-        manifest = view.history.manifest(id)
-        split = Split() if manifest is None else split_for_thinning(manifest)
-        if manifest is not None and split.goes:
-            yield _Plan(checkpoint, id, split, _becomes(view, checkpoint, manifest, split))
-        elif split.why:
+        if manifest is not None:
+            refused[id] = split.why
+        if split.why:
             yield _Plan(checkpoint, id, split)
 
 
@@ -113,36 +133,72 @@ def _why_not(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> str:
     return "" if read_kept(view.run, id) is None else _KEPT
 
 
-def _becomes(view: RunView, checkpoint: Checkpoint, manifest: Manifest, split: Split) -> Manifest:
+def _take(view: RunView, policy: Policy, plan: _Plan, whole: Manifest, work: Work) -> str:
+    """Thin a checkpoint. Returns what is wrong, "" for nothing; then it is as it was. Raises ReadProblem if a file
+    cannot be written anew."""
+    run, checkpoint, split = view.run, plan.checkpoint, plan.split
+    with written_anew(view, split, work) as staged:
+        before = _structures(view, split, work)
+        scan = read_what_stays(view, checkpoint, [file.path for file in split.stays], staged, work)
+        becomes = _becomes(view, checkpoint, whole, split, scan)
+        wrong = (_lost(old, one, scan) for old, one in zip(before, split.anew, strict=True))
+        verdict = next(filter(None, wrong), "") or judge_thinned(view, checkpoint, becomes, scan)
+        if isinstance(verdict, str):
+            verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)  # which records it
+            return verdict
+        with run_lock(run):
+            view.forget()  # reading took long
+            may = ((one.signature, id) for one, id, why in to_thin(view, policy) if not why)
+            is_held = plan.id in pins_of(run) or read_kept(run, plan.id) is not None
+            if is_held or (checkpoint.signature, plan.id) not in may or view.new_id(checkpoint) != becomes.id:
+                return _CHANGED
+            mark = begin_thinning(run, checkpoint, plan.id, becomes, staged)
+            if mark is None:
+                return _CHANGED
+            view.history.note_manifest(becomes)
+            view.history.add_verdict(verdict)
+            finish_thinning(run, mark, becomes)
+    return ""
+
+
+def _structures(view: RunView, split: Split, work: Work) -> Sequence[ScannedFile]:
+    """Return the structure of the files that are written anew, as they are in place."""
+    paths = [one.file.path for one in split.anew]
+    return work.scanner(view.run.storage, paths, ScanOptions(structure_only=True), None).files if paths else ()
+
+
+def _becomes(view: RunView, checkpoint: Checkpoint, whole: Manifest, split: Split, scan: Scan) -> Manifest:
     """Return the manifest of what stays: the next generation, saved and sealed when the whole one was."""
-    there = {entry.key: entry for entry in checkpoint.entries}
+    there, roles = {entry.key: entry for entry in checkpoint.entries}, roles_of(scan.files)
+    anew = {one.file.path for one in split.anew}
+    files = {file.path: as_reported(file, there[file.path]) for file in split.stays}
+    files |= {f.entry.key: manifest_file(f, roles[f.entry.key]) for f in scan.files if f.entry.key in anew}
     return msgspec.structs.replace(
-        manifest,
+        whole,
         format=MANIFEST.writes,
         generation=view.new_id(checkpoint).generation,
         version=__version__,
         nonce=uuid.uuid4().hex,
-        files=tuple(as_reported(file, there[file.path]) for file in split.stays),
-        thinned=tuple((file.path, *there[file.path].signature) for file in split.goes),
+        files=tuple(files[file.path] for file in whole.files if file.path in files),
+        thinned=tuple((file.path, *there[file.path].signature) for file in split.takes),
     )
 
 
-def _take(view: RunView, policy: Policy, plan: _Plan, becomes: Manifest, work: Work) -> str:
-    """Thin a checkpoint. Returns what is wrong, "" for nothing; then it is as it was."""
-    run, checkpoint = view.run, plan.checkpoint
-    verdict = judge_thinned(view, checkpoint, becomes, work)
-    if isinstance(verdict, str):
-        verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)  # which records it
-        return verdict
-    with run_lock(run):
-        view.forget()  # reading took long
-        may = ((one.signature, id) for one, id, why in to_thin(view, policy) if not why)
-        if (checkpoint.signature, plan.id) not in may or plan.id in pins_of(run) or read_kept(run, plan.id) is not None:
-            return _CHANGED
-        mark = begin_thinning(run, checkpoint, plan.id, becomes) if view.new_id(checkpoint) == becomes.id else None
-        if mark is None:
-            return _CHANGED
-        view.history.note_manifest(becomes)
-        view.history.add_verdict(verdict)
-        finish_thinning(run, mark)
+def _lost(before: ScannedFile, one: Anew, scan: Scan) -> str:
+    """Return what a file that was written anew lacks, or has besides, "" if all that stays is as it was sealed."""
+    path, now = one.file.path, scan.file(one.file.path)
+    if now is None:
+        return "" if not one.tensors else f"{escape(path)} was not written"
+    sealed = {
+        (t.name, t.dtype, t.shape, None if t.span is None else one.file.spans[t.span].blake3) for t in one.tensors
+    }
+    digests = (None if t.span is None else now.span_digests[t.span] for t in now.structure.tensors)
+    found = {(t.name, t.dtype, t.shape, digest) for t, digest in zip(now.structure.tensors, digests, strict=True)}
+    if sealed != found:
+        names = sorted(name for name, *_ in sealed ^ found)
+        return f"{escape(names[0])} in {escape(path)} differs from what was sealed"
+    for old, new in ((before.structure.leaves, now.structure.leaves), (before.structure.unread, now.structure.unread)):
+        kept = {str(value) for value in old if not is_in(getattr(value, "name", str(value)), one.places)}
+        if not kept <= {str(value) for value in new}:
+            return f"numbers in {escape(path)} differ from what was there"
     return ""

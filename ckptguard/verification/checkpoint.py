@@ -39,6 +39,7 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import other_ctimes, signature_seen
 from ckptguard.runs.history import History
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.publish import Place
 from ckptguard.runs.results import Checked, checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_untouched, sealed_outcome
@@ -145,10 +146,26 @@ def verify_checkpoint(
             found = judge_and_record(view, checkpoint, read, how, content)
         except BusyError:
             continue
+        except _HalfThinnedError:
+            from ckptguard.retention.trash import settle_trash  # few are thinned
+
+            with run_lock(view.run):
+                settle_trash(view.run)
+            view.forget()
+            return verify_checkpoint(view, view.look_again(checkpoint.path) or checkpoint, how, work=work)
         if how.record and content.sealed is not None and content.change is not Change.SAME:
             _confirm_kept(view, content.sealed, work)
         return found
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
+
+
+class _HalfThinnedError(CouldNotTellError):
+    """A thinning was killed before all its files had changed places, or goes on."""
+
+
+def _is_half_thinned(checkpoint: Checkpoint, sealed: Manifest) -> bool:
+    anew = {path for path, *_ in sealed.thinned if sealed.file(path) is not None}
+    return any(e.key in anew and (e.key, *e.signature) in sealed.thinned for e in checkpoint.entries)
 
 
 def read_early(
@@ -303,6 +320,8 @@ def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verifica
     sealed = view.history.manifest(id) if id is not None else None
     if id is None or sealed is None:
         return ReadContent(view.new_id(checkpoint) if id is None else id)
+    if sealed.thinned and _is_half_thinned(checkpoint, sealed):
+        raise _HalfThinnedError(f"{checkpoint.path} is being thinned")
     change = change_of(view, checkpoint, read.scan, sealed, was_gone=how.was_gone)
     if change is Change.RESAVING and how.resave is Resave.WAIT:
         raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
@@ -377,7 +396,8 @@ def _taken_from(history: History, checkpoint: Checkpoint, id: CheckpointId) -> t
     """Return the files that thinning took from what a checkpoint grew from. A file that was added does not make it
     whole again, unless it is one of these."""
     before = history.manifest(id)
-    taken = {path: tuple(signature) for path, *signature in before.thinned} if before is not None else {}
+    gone = (one for one in before.thinned if before.file(one[0]) is None) if before is not None else ()
+    taken = {path: tuple(signature) for path, *signature in gone}
     back = any(taken.get(entry.key, entry.signature) != entry.signature for entry in checkpoint.entries)
     return before.thinned if before is not None and not back else ()
 
@@ -454,19 +474,34 @@ def _verdict(evidence: Evidence, read: Read, id: CheckpointId, findings: list[Fi
     )
 
 
-def judge_thinned(view: RunView, checkpoint: Checkpoint, thinned: Manifest, work: Work = PLAIN) -> Verdict | str:
-    """Read what would stay of a checkpoint in place, and return the verdict that it would have; or what is wrong with
-    it. Nothing is recorded. What a user has cleared of the whole one stays cleared. Raises as `verify_checkpoint`
-    does."""
-    stays = {file.path for file in thinned.files}
+def read_what_stays(
+    view: RunView, checkpoint: Checkpoint, stays: Collection[str], staged: Place | None, work: Work
+) -> Scan:
+    """Read what would stay of a checkpoint in place: these files, and those that were `staged` for it. Each has the key
+    that it will have. Raises as `verify_checkpoint` does."""
     left = msgspec.structs.replace(checkpoint, entries=tuple(e for e in checkpoint.entries if e.key in stays))
-    scan = scan_checkpoint(view.run.storage, left, ScanOptions(md5=False, yield_for=work.yield_for), work)
-    read, content = Read(scan, NO_SUMS, False), ReadContent(thinned.id, thinned)
+    options = ScanOptions(md5=False, yield_for=work.yield_for)
+    scan = scan_checkpoint(view.run.storage, left, options, work)
+    files = {file.entry.key: file for file in scan.files}
+    if staged is not None:
+        keys = [e.key for e in staged.storage.list(staged.key(""), recursive=True)]
+        for file in work.scanner(staged.storage, keys, options, work.progress).files:
+            entry = msgspec.structs.replace(file.entry, key=file.entry.key.removeprefix(staged.prefix))
+            files[entry.key] = msgspec.structs.replace(file, entry=entry)
     now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
-    for sealed, found in zip(thinned.files, scan.files, strict=True):
-        if not same_content(sealed, found):
+    return msgspec.structs.replace(scan, files=tuple(files[e.key] for e in checkpoint.entries if e.key in files))
+
+
+def judge_thinned(view: RunView, checkpoint: Checkpoint, thinned: Manifest, scan: Scan) -> Verdict | str:
+    """Return the verdict of what would stay of a checkpoint in place, which was read; or what is wrong with it. Nothing
+    is recorded. What a user has cleared of the whole one stays cleared."""
+    left = msgspec.structs.replace(checkpoint, entries=tuple(file.entry for file in scan.files))
+    read, content = Read(scan, NO_SUMS, False), ReadContent(thinned.id, thinned)
+    for sealed in thinned.files:
+        found = scan.file(sealed.path)
+        if found is None or not same_content(sealed, found):
             return f"{escape(sealed.path)} differs from what was sealed"
     evidence = _evidence(view, left, read, FULLY, content)
     before = view.current(checkpoint)

@@ -11,7 +11,7 @@ from ckptguard.checks.digests import same_content
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.table import may_hold_state, suffixes_of
+from ckptguard.formats.table import is_dcp_metadata, may_hold_state, suffixes_of
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import STATE_ROLES, assign_roles, file_role, is_float_matrix
 from ckptguard.runs.file_signatures import is_same_file
@@ -149,7 +149,12 @@ def gaps_of(checkpoint: Checkpoint, scan: Scan, thinned: Sequence[Seen] = ()) ->
     """Return what the layout implies and the scan did not find. What was taken from a thinned checkpoint is no gap."""
     structures = {f.entry.key: f.structure for f in scan.files}
     if thinned:
-        taken = (Entry(key=path, kind="file", size=size) for path, size, *_ in thinned if path not in checkpoint.files)
+        sizes = {path: size for path, size, *_ in thinned}
+        described = {
+            p.rpartition("/")[0] for p in sizes if p in checkpoint.files and is_dcp_metadata(p)
+        }  # anew, without
+        gone = (p for p in sizes if p not in checkpoint.files and p.rpartition("/")[0] not in described)
+        taken = (Entry(key=path, kind="file", size=sizes[path]) for path in gone)
         entries = sorted((*checkpoint.entries, *taken), key=lambda entry: entry.key)
         checkpoint = msgspec.structs.replace(checkpoint, entries=tuple(entries))
     missing = [Gap("not there", file) for file in checkpoint.missing]

@@ -1,6 +1,7 @@
 """A prune or a repair that is killed before any step of it, or of which any operation fails, loses nothing, and the
 next one finishes it."""
 
+import io
 import itertools
 import os
 import re
@@ -11,7 +12,7 @@ import torch
 from support.crashes import Killed, fail_at, kill_at
 from support.faults import flip
 from support.kept_runs import guarded
-from support.layouts import write_trainer, write_zero2
+from support.layouts import write_dcp, write_lightning, write_trainer, write_zero2
 from support.records_on_disk import at, files_of
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
@@ -106,14 +107,14 @@ class Prune:
 
 
 class Thin:
-    """Two of four folders lose what only a resume needs: one file of several ranks after the other."""
+    """Two of four lose what only a resume needs: one file of several ranks after the other. Some are written `anew`."""
 
     stride, failing_stride = 1 if FULL else 2, 23
     copy = staticmethod(os.link)
     says = CouldNotTellError
 
-    def __init__(self, writer, *goes):
-        self.writer, self.names = writer, goes
+    def __init__(self, writer, *goes, anew=()):
+        self.writer, self.names, self.anew = writer, (*goes, *anew), anew
 
     def begin(self, root):
         self.paths = {step: self.writer(root, step, step) for step in GOES + STAYS}
@@ -133,7 +134,8 @@ class Thin:
         )
         for name, data in self.saved.items():
             assert now.get(name) == data or (self.goes(name) and data in trash)
-        return len(now) < len(self.saved)
+            assert name in now or not name.endswith(self.anew)
+        return now != self.saved
 
     def look(self, root):
         """A verification without a pass, then a pass: neither finds anything damaged, and both lead to a whole one."""
@@ -148,23 +150,36 @@ class Thin:
     def end(self, root):
         """What goes is whole in the trash, with what stays, and all that is in place is good."""
         run, now = open_run(str(root)), self.files(root)
-        assert now == {name: data for name, data in self.saved.items() if not self.goes(name)}
+        left = {name: data for name, data in self.saved.items() if not self.goes(name)}
+        anew = {name: data for name, data in now.items() if self.goes(name) and name.endswith(self.anew)}
+        assert now == {**left, **anew}
+        for name, data in anew.items():
+            assert len(data) < len(self.saved[name])
+            assert self.of_weights(data) == self.of_weights(self.saved[name])
         assert sorted(id.step for id in list_trashed(run)) == [*GOES]
         assert verify_target(str(root), NONE).outcome is Outcome.GOOD
         for step in GOES:
             out = at(run.url, "").with_name("out")
             restore(look(run), str(out), step=step)
-            assert files_of(out) == {n: d for n, d in self.saved.items() if n.startswith(f"{self.paths[step]}/")}
+            assert files_of(out) == {n: d for n, d in self.saved.items() if n.startswith(self.paths[step])}
             shutil.rmtree(out)
 
+    def of_weights(self, data):
+        """The weights in a file, None if it is no archive."""
+        if not data.startswith(b"PK") or b"data.pkl" not in data[:100]:
+            return None
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        return (
+            {name: tensor.tolist() for name, tensor in state["state_dict"].items()} if "state_dict" in state else None
+        )
+
     def goes(self, name):
-        folder, _, last = name.rpartition("/")
-        return last.endswith(self.names) and any(folder.startswith(self.paths[step]) for step in GOES)
+        last = name.rpartition("/")[2]
+        return last.endswith(self.names) and any(name.startswith(self.paths[step]) for step in GOES)
 
     def files(self, root):
         """The bytes of the files of checkpoints, by path."""
-        found = {key: data for key, data in files_of(root).items() if not key.startswith("_ckptguard")}
-        return {key: data for key, data in found.items() if "/" in key}
+        return {key: data for key, data in files_of(root).items() if key.startswith(tuple(self.paths.values()))}
 
 
 class Repair:
@@ -236,6 +251,8 @@ CASES = {
     "prune folders for good": Prune(write_sharded, 0.0),
     "thin folders": Thin(write_trainer, "optimizer.pt", "scheduler.pt"),
     "thin the files of ranks": Thin(write_zero2, "optim_states.pt"),
+    "thin a file": Thin(write_lightning, anew=(".ckpt",)),
+    "thin a folder of pieces": Thin(write_dcp, "_4.distcp", "_5.distcp", "_6.distcp", anew=(".metadata",)),
     "repair a folder": Repair(write_sharded, *SHARDS[:2], f"{KEPT}/sharded-#/000000000200.1/{SHARDS[2]}"),
     "repair a file": Repair(write_torch, "net-200.pt", f"{KEPT}/net-#.pt/000000000100.1/net-100.pt"),
 }
@@ -286,7 +303,9 @@ def test_killed_at_any_step_nothing_is_lost(root, name, looks):
 @pytest.mark.campaign
 @pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("name", ["prune pairs to the trash", "thin the files of ranks", "repair a folder"])
+@pytest.mark.parametrize(
+    "name", ["prune pairs to the trash", "thin the files of ranks", "thin a file", "repair a folder"]
+)
 def test_whatever_operation_fails_nothing_is_lost(root, name, for_ever):
     """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN
     looks at all): it is said, and the next one ends where an untouched one ends."""

@@ -9,8 +9,10 @@ from unittest import mock
 
 from ckptguard.records.who_and_when import Owner, this_process
 from ckptguard.repair import one_place
+from ckptguard.runs import publish
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
+from ckptguard.upkeep import write_anew
 
 CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")
 WRITES = ("create", "move", "remove")
@@ -38,7 +40,7 @@ def at_call(
         return call
 
     with contextlib.ExitStack() as patches:
-        for owner in (LocalStorage, RemoteStorage, one_place):
+        for owner in (LocalStorage, RemoteStorage, one_place, publish, write_anew):
             for name in calls:
                 if hasattr(owner, name):
                     patches.enter_context(mock.patch.object(owner, name, counted(getattr(owner, name))))

@@ -98,7 +98,8 @@ def test_after_the_budget_the_laws_hold(chunk):
     for seed in range(chunk * 100, chunk * 100 + 100):
         present, space, policy, saves, thins = generated(seed)
         ruled = decide(present, policy, saves=saves)
-        decisions, budget = cut_to_budget(ruled, space, policy, saves=saves, will_thin=thins)
+        will_thin = {path: dict.fromkeys(files) for path, files in thins.items()}
+        decisions, budget = cut_to_budget(ruled, space, policy, saves=saves, will_thin=will_thin)
         before = {d.checkpoint.path: d for d in ruled if d.keep}
         after = {d.checkpoint.path for d in decisions if d.keep}
         by_path, gone = {p.path: p for p in present}, before.keys() - after

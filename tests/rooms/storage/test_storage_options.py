@@ -4,12 +4,13 @@ and no text shows them."""
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import pickle
 import secrets
-import sys
 import traceback
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +30,7 @@ from ckptguard.records.run import create_record, list_records, open_run, read_re
 from ckptguard.replicas.replicate import open_replica, replicate
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage import open_storage, opening
-from ckptguard.storage.opening import _same
+from ckptguard.storage.opening import _one_of_its_kind, _same
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings, with_environment
 from ckptguard.values.storage_options import StorageOptions
@@ -229,5 +230,9 @@ def test_a_connection_is_shared_for_equal_options_only() -> None:
     assert _same({"a": 1}) != _same({"a": "1"}) != _same({"a": True})
     assert _same({"token": one}) == _same(StorageOptions({"gs": {"token": one}}).for_url("gs://x"))
     assert _same({"token": one}) != _same({"token": other})
-    assert sys.getrefcount(one) > 1
     assert len({_same({"token": one}), _same({"token": one}), _same({"token": other})}) == 2
+    _one_of_its_kind("memory://lasts", {"token": one}, object)
+    lasts = weakref.ref(one)
+    del one
+    gc.collect()
+    assert lasts() is not None  # no later object is taken for it

@@ -119,7 +119,7 @@ def test_another_number_of_ranks_loads_it(tmp_path):
             assert loaded[2] is None
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=needs_fsdp2)])
 def test_a_run_goes_on_with_one_rank_and_with_two_again(kind, tmp_path):
     """Under a launcher and, for what is not sharded, without one; every save is as good as those before."""
     folder = str(tmp_path / "run")

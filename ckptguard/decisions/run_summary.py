@@ -13,6 +13,7 @@ from operator import itemgetter
 import msgspec
 
 from ckptguard.decisions.fleet_health import is_training, shortest_interval
+from ckptguard.decisions.growth import growth_of
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_rows import Generation, IncidentRow, RunPlaces
 from ckptguard.values.run_summary import LastIncident, RunSummary
@@ -71,6 +72,7 @@ def summarize(
         backlog_bytes=sum(save.bytes for save in there.waiting),
         waiting_since=min((since for save in there.waiting if (since := save.waits_since)), default=None),
         unfinished_since=unfinished if newest is not None and newest[0] == unfinished else None,
+        growth=growth_of((at, _bytes_there(there, id)) for id, at in saved_at.items()),
         not_understood=there.not_understood,
         unreadable=there.unread,
         without_md5=sum(_lacks_md5(row) for row in found) if there.takes_md5 else 0,
@@ -107,6 +109,7 @@ def in_state(
         explanation=explanation if ended is None else ended,
         training=training and ended is None,
         saving_stopped=saving_stopped,
+        full_in=None if ended is not None else summary.full_in,
         silence=as_of(summary.silence, now),
     )
 
@@ -200,6 +203,10 @@ def _in_place(there: RunPlaces, rows: Mapping[CheckpointId, Generation]) -> tupl
         checkpoints[outcome] += 1
         size[outcome] += min(bytes, _LARGEST)
     return dict(sorted(checkpoints.items())), dict(sorted(size.items()))
+
+
+def _bytes_there(there: RunPlaces, id: CheckpointId) -> int:
+    return min(there.places[id].bytes, _LARGEST) if id in there.places else 0
 
 
 def _by_cause(incidents: Iterable[IncidentRow]) -> dict[str, int]:

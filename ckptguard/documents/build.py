@@ -161,7 +161,8 @@ FORMS: dict[str, Form] = {
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
-        " without_md5=summary.without_md5 silence=summary.silence newest_bad thinned",
+        " without_md5=summary.without_md5 silence=summary.silence newest_bad thinned growth=summary.growth"
+        " free=summary.free full_in=summary.full_in",
         {"newest_bad": lambda status: [state.path for state in status.newest_bad]},
     ),
     "silence.Silence": Form("*", {"until": lambda silence: _moment(silence.until)}),

@@ -10,6 +10,7 @@ from itertools import takewhile
 import msgspec
 
 from ckptguard.decisions.at_risk import AtRisk, at_risk
+from ckptguard.decisions.growth import full_in
 from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.after_seal import late_md5_ids
@@ -22,6 +23,7 @@ from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_states
 from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, full_first, openable
+from ckptguard.runs.free_space import free_space
 from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
@@ -103,7 +105,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
     known_good_id = None if known_good is None or known_good.thinned else known_good.id
     summary = summarize(there, rows, (), known_good_id, read_silence(view.run))
     ended = None if ended_at(view) is None else ended_words(view.run.url)
-    summary = in_state(summary, time.time(), ended=ended)
+    summary = in_state(_filling(view, summary), time.time(), ended=ended)
     return Status(
         run=view.run.url,
         protected=summary.protected,
@@ -127,6 +129,12 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         thinned=tuple(s.path for s in present if s.thinned),
         not_understood=unread,
     )
+
+
+def _filling(view: RunView, summary: RunSummary) -> RunSummary:
+    """Add when the disk is full. A run with a budget does not fill it."""
+    free, growth = free_space(view.run.storage), summary.growth if view.settings.keep_bytes is None else None
+    return msgspec.structs.replace(summary, free=free, full_in=full_in(free, growth, growth or 0.0))
 
 
 def _newest_bad(view: RunView, present: Sequence[CheckpointState]) -> tuple[CheckpointState, ...]:

@@ -91,6 +91,7 @@ class SharedSpace:
         self._lock = threading.Lock()
         self._saves: dict[str, dict[str, NextSave]] = {}  # by file system and run
         self._links: dict[str, dict[str, int]] = {}  # what copies of a run will take once the trainer deletes files
+        self._growth: dict[str, dict[str, float]] = {}  # bytes a second, by file system and run
         self._copying: Counter[str] = Counter()
         self._full_until: dict[str, float] = {}  # monotonic
 
@@ -103,6 +104,13 @@ class SharedSpace:
         """Note how many bytes the copies of a run will take in addition once the trainer deletes files."""
         with self._lock:
             self._links.setdefault(file_system, {})[run] = size
+
+    def note_growth(self, file_system: str, run: str, growth: float) -> float:
+        """Note by how many bytes a second a run grows. Returns that of all runs on the file system."""
+        with self._lock:
+            known = self._growth.setdefault(file_system, {})
+            known[run] = growth
+            return sum(known.values())
 
     def links_of(self, file_system: str, run: str) -> int:
         """Return what was noted last for a run."""

@@ -46,6 +46,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     unfinished_since: float | None = None  # when the newest save was last written, if a part of it is missing
     not_understood: int = 0  # files that may be state, and that nothing verifies
     unreadable: int = 0  # folders and names in the run that nobody can look at
+    growth: float | None = None  # bytes a second, by its older saves on record; None: these are too few
+    free: int | None = None  # bytes, where its checkpoints are
+    full_in: float | None = None  # seconds until they are used up, as the runs there grow; None: this one does not
     without_md5: int = 0  # good saves whose MD5 is yet to be taken
     replicas: int = 0  # how many are configured
     replicas_behind: int = 0  # good checkpoints that some replica does not have for certain

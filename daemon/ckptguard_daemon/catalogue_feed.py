@@ -15,6 +15,7 @@ from ckptguard.catalogue.look import RunLook, digest_of
 from ckptguard.catalogue.observe import observe
 from ckptguard.catalogue.rows import Event, Noted, event_key
 from ckptguard.decisions.fleet_health import Activity, going_on, stopped_saving
+from ckptguard.decisions.growth import full_in
 from ckptguard.decisions.run_summary import in_state
 from ckptguard.decisions.time_to_decision import new_decisions
 from ckptguard.engine.watched_run import Passed, WatchedRun
@@ -24,6 +25,7 @@ from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import has_ended, is_here, seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind
+from ckptguard.runs.free_space import SHARED, file_system_of, free_space
 from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.trainer_log import find_logs, logged_at
@@ -90,6 +92,8 @@ class _OfRun:
     was_gone: bool = False  # its records may be others now, of the same names
     failures: int = 0  # of notes, since the last one that was made
     signs: SignsOfLife = field(default_factory=SignsOfLife)
+    free: int | None = None  # bytes where its checkpoints are, and the name of that file system
+    file_system: str = ""
 
 
 def open_catalogue(environ: Mapping[str, str]) -> Catalogue:
@@ -164,8 +168,11 @@ class CatalogueFeed:
         ended = watched.ended_words if watched.state == "ended" else None
         is_found = noted is not _NOTHING and trouble is None  # maybe by its first pass, which goes on
         state, now = "guarded" if is_found else watched.state, time.time()
-        signs = self._of(watched.run_id).signs
-        stopped = signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
+        of_run = self._of(watched.run_id)
+        stopped = of_run.signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
+        grows = known.growth if watched.settings.keep_bytes is None and ended is None else None
+        together = SHARED.note_growth(of_run.file_system, watched.url, grows or 0.0)
+        known = msgspec.structs.replace(known, free=of_run.free, full_in=full_in(of_run.free, grows, together))
         return in_state(known, now, state, trouble, ended, stopped)
 
     def _of(self, run_id: str) -> _OfRun:
@@ -175,6 +182,7 @@ class CatalogueFeed:
         run, start = view.run, passed.notes.start
         if start is None:
             return
+        known.free, known.file_system = free_space(run.storage), file_system_of(run.storage)
         before, held = known.start, self.catalogue.digest(run.run_id)
         known.signs.look(view, start, self.catalogue.summary(run.run_id))
         anew = passed.wrote or known.was_gone or (before is not None and known.troubled != passed.troubled)

@@ -220,6 +220,17 @@ _FAMILIES = (
     ),
     _Family("checkpoints", "Checkpoints on record.", lambda r, _: r.checkpoints, sum, "outcome"),
     _Family("checkpoint_bytes", "Bytes of the checkpoints on record.", lambda r, _: r.bytes, sum, "outcome"),
+    _Family("growth_bytes_per_second", "By how much the run grows, by its saves on record.", lambda r, _: r.growth),
+    _Family(
+        "free_bytes", "Free bytes where its checkpoints are. Of several runs: the fewest.", lambda r, _: r.free, min
+    ),
+    _Family(
+        "full_in_seconds",
+        "When the disk of the run is full, as the runs there grow. Of several runs: the soonest.",
+        lambda r, _: r.full_in,
+        min,
+        alerts=True,
+    ),
     _Family("backlog_checkpoints", "Saves that wait for a verdict.", lambda r, _: r.backlog),
     _Family(
         "backlog_bytes",

@@ -179,6 +179,7 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
 
 def _show(found: Status) -> None:
     from ckptguard.decisions.at_risk import at_risk_words
+    from ckptguard.decisions.growth import filling_words
     from ckptguard.documents.done_lines import current_verdict_text, silence_text
 
     known_good, daemon = found.known_good, found.daemon
@@ -198,6 +199,7 @@ def _show(found: Status) -> None:
         ("kept copies", _copies(found)),
         ("without MD5", _without_md5(found.summary.without_md5)),
         ("room", found.room and _room_words(found.room)),
+        ("space", filling_words(found.summary)),
         ("silenced", found.summary.silence and silence_text(found.summary.silence)),
         *(("replica", f"{r.url}: {r.trouble or current_verdict_text(r)}") for r in found.replicas),
     )

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from ckptguard.catalogue.curves import unpacked
 from ckptguard.catalogue.rows import Noted, NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
+from ckptguard.decisions.growth import filling_words
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.who_and_when import seconds_of
@@ -94,6 +95,7 @@ def run_page(feed: CatalogueFeed, run: WatchedRun) -> Document:
         "pending": plain(run.last_pass.pending),
         "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unread],
         "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
+        "filling": filling_words(feed.summary(run)),
         "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in run.replicas],
         "scrub": plain(run.scrub),
     }

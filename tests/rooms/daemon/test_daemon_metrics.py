@@ -355,7 +355,7 @@ def test_a_silenced_run_is_measured_as_before(left: float, readable: bool) -> No
 SUMS_OF_ALERTS = {
     *("newest_bad", "backlog_bytes", "replica_behind"),
     *("failing", "unreadable_places", "saving_stopped"),
-    *("unfinished_newest", "unverified_saves"),
+    *("unfinished_newest", "unverified_saves", "full_in_seconds"),
     *("scrub_oldest_timestamp_seconds", "scrub_interval_seconds"),
 }
 # Of these there is no sum, or no alert is about it.
@@ -372,10 +372,18 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
     sick |= {"state": "failing", "unreadable": 1, "saving_stopped": True}
     sick |= {"training": True, "known_good_at": 1.0, "save_interval": 1.0, "scrubbed_at": 1.0, "scrub_interval": 1.0}
     well = [
-        facts(f"/r/{n}", protected=True, saving_stopped=False, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
+        facts(
+            f"/r/{n}",
+            protected=True,
+            saving_stopped=False,
+            replicas=1,
+            scrubbed_at=NOW - 1.0,
+            scrub_interval=10.0,
+            full_in=1e7,
+        )
         for n in range(MOST_RUNS + 1)
     ]
-    sick |= {"unfinished_since": NOW - 60.0}
+    sick |= {"unfinished_since": NOW - 60.0, "full_in": 60.0}
     daemon = DaemonFacts(loop_at=NOW, counted=Counted(unverified={"/x": [NOW - 4000.0, NOW - 9.0]}))
     silence = Silence(until=NOW + 60.0, by="alice")
     without, loud, silenced = (

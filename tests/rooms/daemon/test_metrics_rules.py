@@ -88,6 +88,13 @@ CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
         ("120m", {f"backlog_bytes{{{RUN}}}": " ".join(["0+1000x9"] * 15)}, False),  # each save gets its verdict
         ("120m", {f"backlog_bytes{{{RUN}}}": "1000000-1000x150"}, False),  # an old run is read for the first time
     ),
+    "DiskFills": (
+        ("40m", {f"full_in_seconds{{{RUN}}}": "250000x60"}, True),
+        ("20m", {f"full_in_seconds{{{RUN}}}": "250000x60"}, False),
+        ("40m", {f"full_in_seconds{{{RUN}}}": "260000x60"}, False),
+        ("40m", {f"full_in_seconds{{{RUN}}}": "_x60"}, False),  # it does not grow
+        ("40m", {"full_in_seconds": "0x60"}, True),
+    ),
     "ReplicaBehind": (
         ("80m", {f"replica_behind{{{RUN}}}": "2x90", f"training{{{RUN}}}": "1x90"}, True),
         ("80m", {f"replica_behind{{{RUN}}}": "1x90", f"training{{{RUN}}}": "1x90"}, False),  # one is under way

@@ -41,6 +41,7 @@ export function Status({ page }) {
       ${run.trouble && html`<${Sentence} kind="bad" hint="The daemon tries again by itself.">The last pass failed: <bdi>${run.trouble}</bdi><//>`}
       ${run.state === "waiting" && !run.trouble && html`<${Sentence} kind="suspect" hint="The page follows it.">The daemon is still scanning this run. What you see may be older.<//>`}
       ${["bad", "suspect", "incomplete"].includes(run.newest_outcome) && html`<${Sentence} kind=${run.newest_outcome === "bad" ? "bad" : "suspect"} hint="Its line below says why. Roll back to train on from the known-good checkpoint.">The newest save is ${run.newest_outcome}.<//>`}
+      ${page.filling && html`<${Sentence} kind="suspect" hint="Set keep_bytes or thin_after, or prune by hand."><bdi>${page.filling[0].toUpperCase() + page.filling.slice(1)}.</bdi><//>`}
       ${page.not_understood?.map((sentence) => html`<${Sentence} key=${sentence} kind="suspect"><bdi>${sentence}</bdi><//>`)}
       ${page.could_not_tell.map((sentence) => html`<${Sentence} key=${sentence} kind="suspect">Could not tell: <bdi>${sentence}</bdi><//>`)}
     </div>

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from ckptguard.decisions.budget import WillThin
-from ckptguard.retention.prune import Pruned, prune
+from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, prune
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.thin import thin, thin_too
@@ -27,21 +29,45 @@ def thinnable(view: RunView, policy: Policy, refused: dict[CheckpointId, str] | 
     return {one.path: {file: one.anew.get(file) for file in one.files} for one in found if one.files}
 
 
-def prune_and_thin(view: RunView, policy: Policy, *, grace: float, dry_run: bool = False, work: Work = PLAIN) -> Pruned:
-    """Do as `prune`, then thin what the policy says, and then, oldest first, what its budget needs."""
-    pruned = prune(view, policy, grace=grace, dry_run=dry_run, will_thin=thinnable(view, policy))
-    done = thin_too(view, pruned, work=work)
+def prune_and_thin(
+    view: RunView,
+    policy: Policy,
+    *,
+    grace: float,
+    dry_run: bool = False,
+    work: Work = PLAIN,
+    agree: Callable[[Pruned], None] | None = None,
+) -> Pruned:
+    """Do as `prune`, then thin what the policy says, and then, oldest first, what its budget needs.
+
+    `agree` is called with the whole plan before anything goes. It may raise. Only what it was asked about goes.
+    """
+    agreed: set[tuple[str, CheckpointId]] | None = None
+
+    def ask(planned: Pruned) -> None:
+        nonlocal agreed
+        whole = _then_thin(view, planned)
+        agreed = {(one.path, one.id) for one in whole.thinned}
+        if agree is not None:
+            agree(whole)
+
+    will_thin = thinnable(view, policy)
+    done = prune(view, policy, grace=grace, dry_run=dry_run, agree=agree and ask, will_thin=will_thin)
+    return _then_thin(view, done, work, lambda one: agreed is None or (one.path, one.id) in agreed)
+
+
+def _then_thin(
+    view: RunView, pruned: Pruned, work: Work = PLAIN, only: Callable[[ThinnedCheckpoint], bool] = lambda _: True
+) -> Pruned:
+    done = thin_too(view, pruned, work=work, only=only)
     wanted = set(done.budget.to_thin if done.budget is not None else ()) - {one.path for one in done.thinned}
     if done.could_not_tell or not wanted:
         return done
-    left = len(wanted)
-
-    def may_begin(size: int) -> bool:
-        nonlocal left
-        left -= 1
-        return left >= 0 and work.may_begin(size)
-
-    limited = msgspec.structs.replace(work, may_begin=may_begin)
-    found, troubles = thin(view, deeper(policy), dry_run=dry_run, work=limited)
-    more = tuple(one for one in found if one.path in wanted)
+    more, troubles = thin(
+        view,
+        deeper(done.policy),
+        dry_run=done.dry_run,
+        work=work,
+        only=lambda one: one.path in wanted and only(one),
+    )
     return msgspec.structs.replace(done, thinned=(*done.thinned, *more), could_not_tell=troubles)

@@ -9,7 +9,7 @@ its grace is over.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -68,8 +68,10 @@ def thin(
     dry_run: bool = False,
     work: Work = PLAIN,
     refused: dict[CheckpointId, str] | None = None,
+    only: Callable[[ThinnedCheckpoint], bool] = lambda _: True,
 ) -> tuple[tuple[ThinnedCheckpoint, ...], tuple[str, ...]]:
-    """Thin what a policy says of what it keeps, the oldest first. Returns what was done, and problems as sentences.
+    """Thin what a policy says of what it keeps, the oldest first, `only` those that may be. Returns what was done, and
+    problems as sentences.
 
     A problem with one checkpoint ends the work. So does damage, which is recorded: then nothing of it went. Those that
     are never thinned are added to `refused`, with the reason, and are not looked at again.
@@ -81,6 +83,8 @@ def thin(
         return (), ()
     with noted(troubles, "not everything was thinned"):
         for plan in _plans(view, policy, refused):
+            if not only(plan.as_result):
+                continue
             if plan.whole is not None and not dry_run:
                 if work.is_stopped() or not work.may_begin(plan.whole.bytes):
                     break
@@ -99,11 +103,17 @@ def thin(
     return tuple(done), tuple(troubles)
 
 
-def thin_too(view: RunView, pruned: Pruned, *, work: Work = PLAIN) -> Pruned:
+def thin_too(
+    view: RunView,
+    pruned: Pruned,
+    *,
+    work: Work = PLAIN,
+    only: Callable[[ThinnedCheckpoint], bool] = lambda _: True,
+) -> Pruned:
     """Do the same after a `prune`, if nothing went wrong in it, and add it to its result."""
     if pruned.could_not_tell:
         return pruned
-    done, troubles = thin(view, pruned.policy, dry_run=pruned.dry_run, work=work)
+    done, troubles = thin(view, pruned.policy, dry_run=pruned.dry_run, work=work, only=only)
     return msgspec.structs.replace(pruned, thinned=done, could_not_tell=troubles)
 
 

@@ -173,6 +173,7 @@ class Run:
         self.saves: dict[str, Save] = {}  # by the checkpoint's path
         self.steps: dict[str, int] = {}  # of all saves that there ever were
         self.paused: set[str] = set()  # whose writer paused for longer than `settle`
+        self.wrote_at = time.monotonic()  # when its trainer wrote last
         self.spoilt: set[str] = set()  # paths that ever held something else than a good save
         self.healthy: set[str] = set()  # digests of all files of good saves
         self.ever: dict[str, set[str]] = defaultdict(set)  # the same, by the file's path
@@ -181,6 +182,11 @@ class Run:
         self.sick_left = 0
         self.saved_since: float = 0.0
         self.state = "training"
+
+    def note_a_pause(self) -> None:
+        """Remember a save whose writer paused for longer than the daemon waits. On a busy machine each one may."""
+        if self.saving is not None and time.monotonic() - self.wrote_at > 2 * SETTLE:
+            self.paused.add(self.saved_as)
 
     def __repr__(self) -> str:
         return f"{self.folder} ({type(self.trainer).__name__})"
@@ -316,8 +322,6 @@ class Soak:
                 # A writer that pauses longer than the daemon waits for it to settle.
                 pause = run.chance.uniform(2 * SETTLE, 6 * SETTLE) if run.chance.random() < 0.1 else 0.0
                 run.saved_since = now + pause
-                if pause and run.saving is not None:
-                    run.paused.add(run.saved_as)
 
     def begin_save(self, run: Run) -> None:
         """The next save, and before it the user's own log."""
@@ -333,12 +337,14 @@ class Soak:
         run.saves[name] = Save(run.step, "writing sick" if sick else "writing")
         if sick:
             run.spoilt.add(name)
+        run.wrote_at = time.monotonic()
         run.saving = run.trainer.save(run.files, run.step, run.chance.getrandbits(32), sick=sick)
         self.report.actions["saves of NaN" if sick else "saves"] += 1
 
     def continue_save(self, run: Run) -> None:
         """The next write."""
         assert run.saving is not None
+        run.note_a_pause()
         save = run.saves[run.saved_as]
         before = run.disk.free() + self.releasable(run) if run.disk.small else 0
         try:
@@ -355,6 +361,7 @@ class Soak:
             run.saving = None
             self.leave_half(run)
             self.save_failed(run, error, before)
+        run.wrote_at = time.monotonic()
 
     def finish_save(self, run: Run) -> None:
         """Write what is left of a save."""
@@ -591,6 +598,7 @@ class Soak:
         elif line["level"] == "error" and not (run and run.disk.trouble_until > time.monotonic()):
             self.report.violation("error", text)
         elif run is not None and line["event"] == "verified":
+            run.note_a_pause()
             if line["outcome"] == "good":
                 self.judged_good.add((folder, line["path"]))
             elif line["outcome"] == "incomplete" and line["path"] in run.paused:

@@ -35,13 +35,13 @@ from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_after_rollback, close_incidents_about
 from ckptguard.retention.pin import pin, pinned_id, pins_on, release
-from ckptguard.retention.prune import Pruned, prune
+from ckptguard.retention.prune import Pruned, ThinnedCheckpoint
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target, one_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.storage.redaction import redacted
 from ckptguard.terminal.columns import lay_out
-from ckptguard.upkeep.budget import thinnable
+from ckptguard.upkeep.budget import prune_and_thin
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.settings import Settings, with_table
@@ -151,6 +151,8 @@ class Rules(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
     keep_every: int | Word | None = None
     keep_within: float | Word | None = None
     keep_best: tuple[Word, ...] | Word | None = None
+    thin_after: int | Word | None = None
+    keep_bytes: int | Word | None = None
     failed: bool | Word | None = None
 
     def settings(self, settings: Settings) -> Settings:
@@ -311,7 +313,7 @@ def prune_words(done: Pruned) -> tuple[str, ...]:
 def prune_costs(done: Pruned) -> dict[str, int]:
     """Return the bytes that a dry run of retention found."""
     return {
-        "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
+        "bytes_moved": sum(d.checkpoint.bytes for d in done.removed) + sum(one.bytes for one in _thinned(done)),
         "bytes_deleted": sum(mark.bytes for mark in done.emptied),
     }
 
@@ -324,15 +326,19 @@ def prune_plan(done: Pruned) -> ActionPlan:
         about=[
             [[d.checkpoint.path, str(d.checkpoint.id), d.checkpoint.bytes] for d in done.removed],
             [[mark.folder, mark.bytes] for mark in done.emptied],
+            [[one.path, str(one.id), *one.files] for one in _thinned(done)],
         ],
     )
+
+
+def _thinned(done: Pruned) -> list[ThinnedCheckpoint]:
+    return [one for one in done.thinned if not one.reason]
 
 
 def dry_prune(view: RunView, rules: Rules) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
-    policy, grace = settings.retention(), parse_span(settings.trash_grace)
-    return prune(view, policy, grace=grace, dry_run=True, will_thin=thinnable(view, policy))
+    return prune_and_thin(view, settings.retention(), grace=parse_span(settings.trash_grace), dry_run=True)
 
 
 def _prune(asked: Asked) -> ActionPlan | Done:
@@ -340,9 +346,13 @@ def _prune(asked: Asked) -> ActionPlan | Done:
     if check is None:
         return prune_plan(dry_prune(asked.view, rules))
     settings = rules.settings(asked.settings)
-    policy, grace = settings.retention(), parse_span(settings.trash_grace)
-    will_thin = thinnable(asked.view, policy)
-    done = prune(asked.view, policy, grace=grace, agree=lambda planned: check(prune_plan(planned)), will_thin=will_thin)
+    done = prune_and_thin(
+        asked.view,
+        settings.retention(),
+        grace=parse_span(settings.trash_grace),
+        work=asked.work,
+        agree=lambda planned: check(prune_plan(planned)),
+    )
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,

@@ -18,6 +18,7 @@ from ckptguard_daemon.dashboard.verbs import VERBS, ActionPlan, Asked, Done, Ver
 from ckptguard_daemon.http.routes import OWNER, Caller, Role
 from ckptguard_daemon.jobs import MOST_RUNNING
 from support.http_documents import assert_like, example
+from support.layouts import WRITERS
 from support.operators import ALICE, InlineScanner, all_files, without_records
 from support.served_runs import answer_of, served, watched
 from support.tiny_run import TINY, cycle, save
@@ -199,6 +200,38 @@ def test_the_preview_is_the_command_lines(asking: Asking) -> None:
     assert found["plan"] == plan["plan"][-1:] == ["would move 2 to the trash (632 B)"]
     assert found["costs"] == plan["costs"]
     assert found["dry_run"] is True
+
+
+def test_thinning_is_planned_and_done_with_the_rest(tmp_path: Path, asking: Asking) -> None:
+    """What would go is named, nothing goes before the plan is agreed to, and then that goes, and nothing else."""
+    shutil.rmtree(asking.url)
+    for step in (100, 200, 300, 400):
+        WRITERS["trainer"](Path(asking.url), step, step)
+    cycle(open_run(asking.url), TINY)
+    _, found = asking.ask("retention?thin_after=2", caller=READER)
+    paths = [Path(asking.url, f"checkpoint-{step}/optimizer.pt") for step in (100, 200, 300, 400)]
+    assert [(one["path"], one["reason"]) for one in found["thinned"]] == [
+        ("checkpoint-100", ""),
+        ("checkpoint-200", ""),
+    ]
+    rules = {"thin_after": "2"}
+    _, plan = asking.ask("actions/prune", rules)
+    assert found["costs"] == plan["costs"]
+    assert found["costs"]["bytes_moved"] == sum(one["bytes"] for one in found["thinned"]) > 0
+    assert all(path.exists() for path in paths)
+    WRITERS["trainer"](Path(asking.url), 500, 500)  # now 300 is older than two, which nobody agreed to
+    cycle(open_run(asking.url), TINY)
+    status, _ = asking.ask("actions/prune", real(plan["token"], **rules))
+    assert status == 409
+    assert all(path.exists() for path in paths)
+    token = asking.ask("actions/prune", {"thin_after": 3})[1]["token"]
+    status, done = asking.ask("actions/prune", real(token, thin_after=3))
+    assert (status, done["state"]) == (200, "done")
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    assert sum("only a resume needs them" in line for line in done["done"]) == 2
+    _, found = asking.ask("retention?keep_bytes=1kB", caller=READER)
+    assert any("budget" in line for line in found["plan"])
+    assert asking.ask("actions/prune", {"keep_bytes": "1kB"})[1]["plan"][-len(found["plan"]) :] == found["plan"]
 
 
 def test_a_name_of_the_catalogue_is_that_very_save(asking: Asking) -> None:

@@ -19,6 +19,7 @@ const path = { key: "path", title: "Checkpoint", width: 2.4, value: (one) => one
 const linked = (run) => ({ ...path, value: (one) => one.path ?? one.name, cell: (one) => html`<${Name} href=${to.checkpoint(run, one.name)}>${one.path ?? one.name}<//>` });
 
 const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", width: 2.4, value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi class="wrap">${one.reasons.join("; ")}</bdi>` }];
+const THINNED = [path, step, { ...size, title: "Would go" }, { key: "reason", title: "What goes, or why nothing", width: 3, value: (one) => one.reason || one.files.join(", "), cell: (one) => html`<bdi class="wrap">${one.reason ? `stays whole: ${one.reason}` : one.files.join(", ")}</bdi>` }];
 const TRASH = [path, step, size, { key: "removed_at", title: "Removed", value: (one) => one.removed_at, cell: (one) => html`<${Time} at=${seconds(one.removed_at)} focus=${false} />` }];
 const REPLICAS = [
   { key: "url", title: "Replica", width: 2.4, value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
@@ -44,16 +45,20 @@ const RULES = [
   ["keep_every", "Keep one of every … steps", { type: "number", min: 1, max: 1e12, placeholder: "1000" }],
   ["keep_within", "Keep those saved within", { placeholder: "2d, 12h" }],
   ["keep_best", "Keep the best by a metric", { placeholder: "eval_loss:min:3" }],
+  ["thin_after", "Thin all but the newest", { type: "number", min: 1, max: 1e9, placeholder: "3" }],
+  ["keep_bytes", "Use at most", { placeholder: "500GB" }],
 ];
 
 const best = (text) => text.split(/[\s,]+/).filter(Boolean);
 
+const sum = (rows) => rows.reduce((all, one) => all + one.bytes, 0);
+
 /** Rules as the query of the preview, and as the arguments of the action. */
 const search = (rules) => new URLSearchParams(Object.entries(rules).flatMap(([key, value]) => (key === "keep_best" ? best(value).map((one) => [key, one]) : [[key, value]]))).toString();
-const typed = ({ keep_last: last, keep_every: every, keep_best: metrics, failed, ...rest }) => ({
+const typed = ({ keep_last: last, keep_every: every, keep_best: metrics, thin_after: thin, failed, ...rest }) => ({
   ...rest,
   ...(last && { keep_last: Number(last) }), ...(every && { keep_every: Number(every) }),
-  ...(metrics && { keep_best: best(metrics) }), ...(failed && { failed: true }),
+  ...(metrics && { keep_best: best(metrics) }), ...(thin && { thin_after: Number(thin) }), ...(failed && { failed: true }),
 });
 
 function Retention({ me, run, runName, onDone }) {
@@ -61,6 +66,7 @@ function Retention({ me, run, runName, onDone }) {
   const query = rules && search(rules);
   const doc = useDocument(rules ? url`v1/runs/${run}/retention` + (query ? `?${query}` : "") : null);
   const found = doc.data;
+  const thinned = found?.thinned.filter((one) => !one.reason) ?? [];
   const preview = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
@@ -80,10 +86,11 @@ function Retention({ me, run, runName, onDone }) {
     </form>
     ${rules && html`<${Waiting} doc=${doc} what="the preview" /><${Stale} doc=${doc} />`}
     ${found && html`
-      <${Sentence} kind=${found.removed.length ? "suspect" : "note"} action=${html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["prune"]} values=${typed(rules)} onDone=${done} />`}>
-        ${many(found.removed.length, "checkpoint")} would go to the trash, ${bytes(found.removed.reduce((sum, one) => sum + one.bytes, 0))}. ${many(found.kept.length, "checkpoint")} would stay.<//>
+      <${Sentence} kind=${found.removed.length || thinned.length ? "suspect" : "note"} action=${html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["prune"]} values=${typed(rules)} onDone=${done} />`}>
+        ${many(found.removed.length, "checkpoint")} would go to the trash, ${bytes(sum(found.removed))}. ${many(found.kept.length, "checkpoint")} would stay${thinned.length > 0 && `, ${count(thinned.length)} of them without optimizer state: ${bytes(sum(thinned))} less`}.<//>
       ${found.could_not_tell?.map((sentence, at) => html`<${Sentence} key=${at} kind="bad">${sentence}<//>`)}
       <${Part} title="Would be removed" id="removed" name=${runName} columns=${DECIDED} rows=${found.removed} rowKey=${(row) => `${row.series} ${row.id}`} />
+      <${Part} title="Would be thinned" id="thinned" name=${runName} columns=${THINNED} rows=${found.thinned} rowKey=${(row) => `${row.series} ${row.id}`} />
       <${Part} title="Would be kept" id="stays" name=${runName} columns=${DECIDED} rows=${found.kept} rowKey=${(row) => `${row.series} ${row.id}`} />
       <${Part} title="In the trash" id="trash" name=${runName} columns=${TRASH} rows=${found.in_trash} rowKey=${(row) => `${row.series} ${row.id}`} />`}
   <//>`;

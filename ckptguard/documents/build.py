@@ -179,7 +179,7 @@ FORMS: dict[str, Form] = {
     "roll_back.Undone": Form("pointers left"),
     "gate.Gated": Form("known_good attempt attempts joined spent rollback"),
     # diff, bisect, doctor, sums
-    "replicate.Replica": Form("url behind last_good checkpoints trouble"),
+    "replicate.Replica": Form("url behind last_good checkpoints trouble pruned"),
     "tensor_table.HeldTensor": Form("name file dtype shape"),
     "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
     "bisect.Bisection": Form("target series stages>stage last_good>stage first_bad>stage findings culprits diff notes"),

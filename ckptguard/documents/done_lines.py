@@ -5,6 +5,7 @@ Every name that came from a file is escaped here, once.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -84,6 +85,14 @@ def _sent_remark(one: Replicated) -> str | None:
     if one.done != "sent":
         return None
     return f"verified: read back{f'; {size(one.shared)} of it were there already' if one.shared else ''}"
+
+
+def replica_pruned_lines(done: Pruned) -> Iterator[Line]:
+    """What the rule of a replica's place removes there."""
+    for one in done.removed:
+        did = "would move" if done.dry_run else "moved"
+        yield Line(f"{did} {escape(one.checkpoint.path)} to its trash: its rule keeps it no longer")
+    yield from itertools.islice(prune_lines(done), 1, None)
 
 
 def replica_line(replica: Replica) -> Line:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ckptguard.decisions.retention import Present, RetentionDecision, decide
 from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
     DeniedError,
     NotFoundError,
+    ObjectMissingError,
     RecordsError,
     SettingsError,
     StoppedError,
@@ -24,6 +26,7 @@ from ckptguard.records.lineage import refuse_another
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run, read_record
 from ckptguard.records.trash import trash_folder
+from ckptguard.records.who_and_when import seconds_of, this_moment
 from ckptguard.replicas.mirror_records import (
     clear_broken_beginning,
     join,
@@ -34,6 +37,7 @@ from ckptguard.replicas.mirror_records import (
     records_beside,
 )
 from ckptguard.replicas.send_checkpoint import Replicated, has_arrived, replicated, send_checkpoint
+from ckptguard.retention.prune import Pruned
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import (
     ANY,
@@ -58,9 +62,10 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
-from ckptguard.values.manifest import identity
+from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.own_log import log as _log
-from ckptguard.values.settings import Settings
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.settings import ReplicaPlace, Settings
 from ckptguard.values.verdict import Outcome
 
 _THERE = ("there", "sent", "raced")
@@ -78,6 +83,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
     yielded: bool = False
+    pruned: Pruned | None = None  # what the rule of the place removed there
 
     @property
     def held(self) -> frozenset[CheckpointId]:
@@ -114,6 +120,7 @@ def replicate(
     trouble: str | None = None
     try:
         target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
+        wanted = _by_rule(view, target, wanted)
         if not dry_run:
             _mirror(view, target, wanted)
         with InUse(view.run, "replication") as in_use:
@@ -130,7 +137,7 @@ def replicate(
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
             target.refresh()  # other processes may have sent some, too
-            behind, last = _current_verdict(target, wanted.saves, gone)
+            behind, last = _current_verdict(target, wanted, gone)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
@@ -243,9 +250,15 @@ def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = No
 
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
     """Return where the settings want replicas of the run at `url`, local ones first. ``{run}`` is the run's name."""
-    name = name_of_run(url)
-    urls = [normalise_url(place.replace("{run}", name)) for place in settings.replicas]
-    return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
+    return tuple(replica_places(url, settings))
+
+
+def replica_places(url: str, settings: Settings) -> dict[str, ReplicaPlace]:
+    """Return the same, each URL with its rule. Of several rules for one place the first counts."""
+    name, found = name_of_run(url), dict[str, ReplicaPlace]()
+    for place in settings.places:
+        found.setdefault(normalise_url(place.url.replace("{run}", name)), place)
+    return dict(sorted(found.items(), key=lambda one: "://" in one[0]))
 
 
 def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retries | None = None) -> RunView:
@@ -294,9 +307,10 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Every known-good save of a run, newest first. A good checkpoint of a save that is not good is none. `joined` are
     the series that are saved together with others; `unreadable` has the errors of checkpoints that cannot be read."""
 
-    saves: list[Save]
-    joined: frozenset[str]
-    unreadable: dict[CheckpointId, CouldNotTellError]
+    saves: list[Save] = []
+    joined: frozenset[str] = frozenset()
+    unreadable: dict[CheckpointId, CouldNotTellError] = {}
+    not_kept: list[Save] = []  # that the rule of the place does not keep
 
     @property
     def offered(self) -> set[CheckpointId]:
@@ -315,6 +329,71 @@ def _wanted_in_replica(view: RunView) -> _Wanted:
     return _Wanted(saves=saves, joined=joined, unreadable=source.unreadable)
 
 
+def _by_rule(view: RunView, target: RunView, wanted: _Wanted) -> _Wanted:
+    """Return what the rule of a place keeps of the wanted saves."""
+    place = replica_places(view.run.url, view.settings).get(target.run.url)
+    if place is None or not place.policy().has_rules:
+        return wanted
+    kept = {one.checkpoint.path for one in decide_with_run(view, target, place.policy(), wanted.saves) if one.keep}
+    saves: dict[bool, list[Save]] = {True: [], False: []}
+    for save in wanted.saves:
+        saves[any(part.manifest.path in kept for part in save)].append(save)
+    return msgspec.structs.replace(wanted, saves=saves[True], not_kept=saves[False])
+
+
+def what_rule_removes(view: RunView, target: RunView, policy: Policy) -> frozenset[str]:
+    """Return the paths that a rule removes in a replica, once all that it keeps has arrived there."""
+    decisions = decide_with_run(view, target, policy, _wanted_in_replica(view).saves)
+    there = {one.path for one in _good_in(view, target)}
+    return frozenset(one.checkpoint.path for one in decisions if not one.keep and one.checkpoint.path in there)
+
+
+def thinned_in_run(view: RunView, target: RunView) -> frozenset[str]:
+    """Return the paths of what is thinned in a run, and good and whole in its replica."""
+    saves = _wanted_in_replica(view).saves
+    thinned = {part.manifest.path for save in saves for part in save if part.manifest.thinned}
+    return frozenset(one.path for one in _good_in(view, target) if one.path in thinned and not one.thinned)
+
+
+def decide_with_run(view: RunView, target: RunView, policy: Policy, saves: Sequence[Save]) -> list[RetentionDecision]:
+    """Decide by the rule of a place about what the run has for it and what it has already.
+
+    So what is sent stays at the next pruning there, and what that removes is not sent again.
+    """
+    by_path = {one.path: one for one in _good_in(view, target)}
+    ids: dict[str, CheckpointId] = {path: one.id for path, one in by_path.items()}
+    for part in (part for save in saves for part in save):
+        one = _as_present(part.id, part.manifest)
+        ids.setdefault(one.path, one.id)
+        by_path.setdefault(one.path, one)
+    together = [{ids[part.manifest.path] for part in save} for save in saves if len(save) > 1]
+    return decide(list(by_path.values()), policy, now=this_moment().wall, saves=together)
+
+
+def _good_in(view: RunView, target: RunView) -> Iterator[Present]:
+    """Yield the good checkpoints in place in a replica, as far as the records of both know them."""
+    with contextlib.suppress(ObjectMissingError):
+        for checkpoint in target.checkpoints:
+            history, known = target.history, target.history.generations(checkpoint.series, checkpoint.step)
+            id = next((id for id in reversed(known) if history.has_verdict(id)), None)
+            verdict = history.current_verdict(id) if id is not None else None
+            manifest = (view.history.manifest(id) or history.manifest(id)) if id is not None else None
+            if verdict is not None and manifest is not None and verdict.outcome is Outcome.GOOD:
+                yield _as_present(verdict.id, manifest)
+
+
+def _as_present(id: CheckpointId, manifest: Manifest) -> Present:
+    return Present(
+        path=manifest.path,
+        id=id,
+        outcome=Outcome.GOOD,
+        saved=seconds_of(manifest.sealed_at),
+        metrics=manifest.metrics,
+        bytes=manifest.bytes,
+        thinned=bool(manifest.thinned),
+    )
+
+
 def _two_first(saves: list[Save]) -> list[Save]:
     """Return saves of one group with the newest two as one: a replica with one alone may not read the numbers in its
     names, which join its parts."""
@@ -325,13 +404,15 @@ def _two_first(saves: list[Save]) -> list[Save]:
 
 
 def _current_verdict(
-    target: RunView, saves: Sequence[Save], gone: Collection[CheckpointId] = ()
+    target: RunView, wanted: _Wanted, gone: Collection[CheckpointId] = ()
 ) -> tuple[int, CheckpointId | None]:
     """Return how many of the wanted checkpoints are not good in a replica, and the newest that is, with all that is
     saved with it. Raises CouldNotTellError."""
-    parts = {part.id: part for save in saves for part in save if part.id not in gone}
+    parts = {part.id: part for save in wanted.saves for part in save if part.id not in gone}
     good = {id: target.is_good(id) or _is_whole_there(target, part) for id, part in parts.items()}
-    last = next((save[0].id for save in saves if all(good.get(part.id, False) for part in save)), None)
+    last = next((save[0].id for save in wanted.saves if all(good.get(part.id, False) for part in save)), None)
+    if last is None:
+        last = next((save[0].id for save in wanted.not_kept if all(target.is_good(part.id) for part in save)), None)
     return list(good.values()).count(False), last
 
 
@@ -409,12 +490,13 @@ def open_replicas(view: RunView) -> Iterator[RunView]:
 def replica_states(view: RunView) -> tuple[Replica, ...]:
     """Return the current state of each replica."""
     urls = replica_urls(view.run.url, view.settings)
-    saves = _wanted_in_replica(view).saves if urls else []
+    wanted = _wanted_in_replica(view) if urls else _Wanted()
     found = []
     for url in urls:
         try:
             refuse_impossible(url)
-            behind, last = _current_verdict(_open_own(view, url), saves)
+            target = _open_own(view, url)
+            behind, last = _current_verdict(target, _by_rule(view, target, wanted))
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))

@@ -15,6 +15,7 @@ from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import (
     ENVIRONMENT_PREFIX,
     HARMLESS,
+    ReplicaPlace,
     Settings,
     parse_table,
     refuse_unknown,
@@ -158,6 +159,8 @@ def _without_secrets(name: str, value: Any) -> Any:
     """A value that may be shown. Any URL but a storage's may be a secret as a whole, as that of a chat's webhook is."""
     if isinstance(value, StorageOptions):
         return {of: dict.fromkeys(options, _HIDDEN) for of, options in value.revealed().items()}
+    if isinstance(value, ReplicaPlace):
+        return msgspec.to_builtins(msgspec.structs.replace(value, url=_without_secrets(name, value.url)))
     if isinstance(value, list | tuple):
         return [_without_secrets(name, one) for one in value]
     if not isinstance(value, str):

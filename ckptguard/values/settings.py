@@ -55,6 +55,24 @@ HARMLESS = frozenset(
 )
 
 
+class ReplicaPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A place for replicas. It holds what its rule keeps of the good checkpoints; without one it holds all.
+
+    `thin`: a checkpoint that was thinned in the run is thinned there, too. None: as `replica_thin` says.
+    """
+
+    url: str
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_within: float | str | None = None
+    keep_best: tuple[str, ...] = ()
+    thin: bool | None = None
+
+    def policy(self) -> Policy:
+        """Return the rule. Whatever it says, the newest good one stays. Raises SettingsError."""
+        return _policy_of(self, keep_good=1)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every limit has its unit in the comment; seconds unless stated."""
 
@@ -103,7 +121,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_bytes: float | str | None = None  # what the run may occupy: bytes, or "2TB". Then it is thinned and pruned
     prune_failed: bool = False  # also remove bad, incomplete and suspect ones, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
-    replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
+    # Where to keep copies of good checkpoints; {run} is the run's own name. A table gives a place its own rule.
+    replicas: tuple[str | ReplicaPlace, ...] = ()
+    replica_thin: bool = False  # thin in replicas what was thinned in the run
     replica_rate: float | None = None  # bytes a second that replicating to one storage may read and send
     hints: str | None = None  # URL of an SQS queue with an object store's notifications, which a daemon reads
     # Options for fsspec's file systems, by protocol or by the beginning of a URL; never shows secrets.
@@ -156,17 +176,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
         self.retention()
         self._span("trash_grace")
-        for place in (*self.replicas, self.records or ""):
+        urls = [place.url for place in self.places]
+        for place in (*urls, self.records or ""):
             if place.startswith("["):
                 raise SettingsError(
                     f"{place!r} is not a path or URL", hint="write ./[... for a folder with such a name"
                 )
-        for place in self.replicas:
+        for place in urls:
             if not place.strip() or set("{}") & set(place.replace("{run}", "")):
                 raise SettingsError(
                     f'replicas: "{place}" is not a path or URL',
                     hint="only {run} may be in braces; it is replaced by the run's own name",
                 )
+        for one in self.places:
+            try:
+                one.policy()
+            except SettingsError as error:
+                raise SettingsError(f'replicas: "{one.url}": {error.message}', hint=error.hint) from error
 
     def __repr__(self) -> str:
         """As of any value, without the addresses of people: a token stands in them."""
@@ -193,26 +219,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self._span("scrub_every") or None
 
     def _span(self, name: str) -> float | None:
-        value = getattr(self, name)
-        try:
-            return None if value is None else parse_span(value)
-        except SettingsError as error:
-            raise SettingsError(f"{name}: {error.message}", hint=error.hint) from error
+        return _span_of(self, name)
+
+    @property
+    def places(self) -> tuple[ReplicaPlace, ...]:
+        """The places of `replicas`, each with its rule."""
+        return tuple(ReplicaPlace(url=place) if isinstance(place, str) else place for place in self.replicas)
 
     def retention(self) -> Policy:
         """Return the rules for checkpoints that stay in the run. Raises SettingsError."""
-        keep_within = self._span("keep_within")
         try:
-            return Policy(
-                keep_last=self.keep_last,
-                keep_every=self.keep_every,
-                keep_within=keep_within,
-                keep_best=tuple(parse_best(text) for text in self.keep_best),
-                keep_good=self.keep_good,
-                thin_after=self.thin_after,
-                keep_bytes=None if self.keep_bytes is None else parse_size(self.keep_bytes),
-                drop_failed=self.prune_failed,
-            )
+            own = _policy_of(self, keep_good=self.keep_good)
+            size = None if self.keep_bytes is None else parse_size(self.keep_bytes)
+            more = {"thin_after": self.thin_after, "keep_bytes": size, "drop_failed": self.prune_failed}
+            return msgspec.structs.replace(own, **more)
         except SettingsError as error:
             raise SettingsError(f"retention: {error.message}", hint=error.hint) from error
 
@@ -223,6 +243,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def changed(self, **overrides: Any) -> Settings:
         """Return the settings with some replaced. A value of None changes nothing."""
         return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})
+
+
+def _span_of(rule: Settings | ReplicaPlace, name: str) -> float | None:
+    value = getattr(rule, name)
+    try:
+        return None if value is None else parse_span(value)
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error.message}", hint=error.hint) from error
+
+
+def _policy_of(rule: Settings | ReplicaPlace, *, keep_good: int) -> Policy:
+    """Return what the settings of a run or of a place say about what stays. Raises SettingsError."""
+    return Policy(
+        keep_last=rule.keep_last,
+        keep_every=rule.keep_every,
+        keep_within=_span_of(rule, "keep_within"),
+        keep_best=tuple(parse_best(text) for text in rule.keep_best),
+        keep_good=keep_good,
+    )
 
 
 def fits_run(pattern: str, names: Iterable[str], labels: Iterable[tuple[str, str]]) -> bool:
@@ -326,6 +365,7 @@ _WORDS = {
     str: "a text",
     str | None: "a text",
     tuple[str, ...]: "a list of texts",
+    tuple[str | ReplicaPlace, ...]: "a list of texts, or of tables with a url and a rule (keep_last, thin and others)",
     tuple[Saves, ...]: "a list of tables with together or apart (lists of texts)",
     tuple[Pattern, ...]: "a list of tables with a path, and optionally a step (a text) and ignore (true or false)",
 }

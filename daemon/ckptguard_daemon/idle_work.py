@@ -19,7 +19,7 @@ from ckptguard.errors import CkptguardError, StoppedError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
-from ckptguard.replicas.replicate import Replica, replica_urls, replicate
+from ckptguard.replicas.replicate import Replica, replica_urls
 from ckptguard.reporting.events import replica_event
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -27,6 +27,7 @@ from ckptguard.scan.paced_reader import Rate
 from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.upkeep.tiers import update_replica
 from ckptguard.values.ids import CheckpointId
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.log import log
@@ -150,7 +151,7 @@ class Replicating(IdleWork):
         place.verdicts = verdicts
         rate = self._rate(storage_of(url), run.settings.replica_rate)
         try:
-            done = replicate(
+            done = update_replica(
                 view,
                 url,
                 work=msgspec.structs.replace(work, rate=rate),
@@ -180,6 +181,8 @@ class Replicating(IdleWork):
             if one.done == "damaged":
                 run.ask(one.path)  # the loop reports bad ones
                 self._wake(run.run_id)
+        for gone in done.pruned.removed if done.pruned is not None else ():
+            log("pruned_in_replica", run=run.url, replica=url, path=gone.checkpoint.path)
         if done.trouble is None:
             if place.failures:
                 log("replica_recovered", run=run.url, replica=url)

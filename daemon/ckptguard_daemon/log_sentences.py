@@ -51,6 +51,7 @@ _SENTENCES = {
     "plan_not_reloaded": "the settings and the fleet stay as they were: {reason}",
     "plan_reloaded": "the settings and the fleet were read again",
     "pruned": "{path} was moved to the trash: no rule keeps it",
+    "pruned_in_replica": "{path} was moved to the trash of the replica {replica}: its rule keeps it no longer",
     "thinned": "{path} was thinned: what only a resume needs was moved to the trash",
     "recovered": "{run} can be read again",
     "replica_in_trouble": "the replica {replica} cannot be brought up to date: {reason}",

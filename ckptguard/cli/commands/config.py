@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptguard.runs.settings_file import EffectiveSetting
-    from ckptguard.values.settings import Settings
+    from ckptguard.values.settings import ReplicaPlace, Settings
 
 CODES = (ExitCode.NOT_FOUND,)
 
@@ -57,13 +57,13 @@ def _of_run(run: str, settings: Settings, found: Iterable[EffectiveSetting]) -> 
 
     from ckptguard.records.run import open_run
     from ckptguard.records.run_settings import allowed_nonfinite
-    from ckptguard.replicas.replicate import replica_urls
+    from ckptguard.replicas.replicate import replica_places
     from ckptguard.storage.redaction import redacted
 
     opened = open_run(run, settings)
     own = {
         "records": redacted(opened.records.url),
-        "replicas": [redacted(u) for u in replica_urls(opened.url, settings)],
+        "replicas": [_place(redacted(url), place) for url, place in replica_places(opened.url, settings).items()],
     }
     added = [pattern for pattern in allowed_nonfinite(opened) if pattern not in settings.allow_nonfinite]
     shown = [replace(s, value=own[s.name]) if s.name in own else s for s in found]
@@ -73,6 +73,15 @@ def _of_run(run: str, settings: Settings, found: Iterable[EffectiveSetting]) -> 
             replace(s, value=both, source="records", place=None) if s.name == "allow_nonfinite" else s for s in shown
         ]
     return opened.url, shown
+
+
+def _place(url: str, place: ReplicaPlace) -> object:
+    """A place of replicas as the settings file has it: with its rule, if it has one."""
+    from msgspec import to_builtins
+    from msgspec.structs import replace
+
+    rule = to_builtins(replace(place, url=url))
+    return rule if len(rule) > 1 else url
 
 
 def _text(value: object) -> str | None:

@@ -34,10 +34,12 @@ def replicate(run: str, urls: tuple[str, ...], rate: float | None, dry_run: bool
     """Send RUN's good checkpoints to its replicas, the newest first, and read each one back from there.
 
     A replica is a run of its own: verify, known-good and restore work on it without the original. What is there
-    already is not sent again, and what was cut short goes on. Nothing is removed: `ckptguard prune REPLICA` does that.
+    already is not sent again, and what was cut short goes on. Nothing is removed there, unless the settings give the
+    place a rule: `ckptguard prune REPLICA` does that.
     """
-    from ckptguard.replicas.replicate import replica_urls, replicate
+    from ckptguard.replicas.replicate import replica_urls
     from ckptguard.runs.target import open_named_run
+    from ckptguard.upkeep.tiers import update_replica
 
     settings = shared.settings([run], replicas=urls, replica_rate=rate)
     view = open_named_run(run, settings)
@@ -45,7 +47,7 @@ def replicate(run: str, urls: tuple[str, ...], rate: float | None, dry_run: bool
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")
     with working("replicating", rate=settings.replica_rate) as work:
-        done = [replicate(view, url, dry_run=dry_run, work=work) for url in places]
+        done = [update_replica(view, url, dry_run=dry_run, work=work) for url in places]
     if shared.as_json:
         emit("replicate", target=view.run.url, dry_run=dry_run, replicas=done)
     else:
@@ -66,7 +68,7 @@ def _code(done: Sequence[Replica]) -> ExitCode:
 
 
 def _show(done: Sequence[Replica]) -> None:
-    from ckptguard.documents.done_lines import replica_line, replica_table
+    from ckptguard.documents.done_lines import replica_line, replica_pruned_lines, replica_table
 
     for replica in done:
         if is_quiet() and not replica.behind and replica.trouble is None:
@@ -74,3 +76,5 @@ def _show(done: Sequence[Replica]) -> None:
         say_lines([replica_line(replica)])
         if replica.checkpoints:
             table(*replica_table(replica))
+        if replica.pruned is not None and not is_quiet():
+            say_lines(replica_pruned_lines(replica.pruned))

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "prune_failed": (True, False),
     "trash_grace": (0.0, False),
     "replicas": (["s3://elsewhere/{run}"], False),
+    "replica_thin": (True, False),
     "replica_rate": (1e6, True),
     "storage": ({"s3": {"endpoint_url": "http://elsewhere.example"}}, False),
 }

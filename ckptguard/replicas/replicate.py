@@ -137,7 +137,7 @@ def replicate(
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
             target.refresh()  # other processes may have sent some, too
-            behind, last = _current_verdict(target, wanted, gone)
+            behind, last = _current_verdict(view, target, wanted, gone)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
@@ -204,7 +204,7 @@ class _Sending:
     def _one(self, part: Candidate) -> Replicated | None:
         run = self.view.run
         try:
-            if _is_there(self.target, part, self.arrived):
+            if _is_there(self.view, self.target, part, self.arrived):
                 return replicated(part, "there")
             if self.dry_run:
                 return replicated(part, "would send")
@@ -404,35 +404,52 @@ def _two_first(saves: list[Save]) -> list[Save]:
 
 
 def _current_verdict(
-    target: RunView, wanted: _Wanted, gone: Collection[CheckpointId] = ()
+    view: RunView, target: RunView, wanted: _Wanted, gone: Collection[CheckpointId] = ()
 ) -> tuple[int, CheckpointId | None]:
     """Return how many of the wanted checkpoints are not good in a replica, and the newest that is, with all that is
     saved with it. Raises CouldNotTellError."""
     parts = {part.id: part for save in wanted.saves for part in save if part.id not in gone}
-    good = {id: target.is_good(id) or _is_whole_there(target, part) for id, part in parts.items()}
+    good = {id: target.is_good(id) or _is_whole_there(view, target, part) for id, part in parts.items()}
     last = next((save[0].id for save in wanted.saves if all(good.get(part.id, False) for part in save)), None)
     if last is None:
         last = next((save[0].id for save in wanted.not_kept if all(target.is_good(part.id) for part in save)), None)
     return list(good.values()).count(False), last
 
 
-def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
+def _is_there(view: RunView, target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
     """True if nothing needs sending. What is there for good is noted in `arrived`."""
     if candidate.id not in arrived and (
-        _is_whole_there(target, candidate) or (has_arrived(target, candidate) and not _is_lost(target, candidate))
+        _is_whole_there(view, target, candidate) or (has_arrived(target, candidate) and not _is_lost(target, candidate))
     ):
         arrived.add(candidate.id)
     return candidate.id in arrived
 
 
-def _is_whole_there(target: RunView, candidate: Candidate) -> bool:
-    """True if a replica has the whole checkpoint that was thinned in the run. A replica is not thinned with it."""
+def _is_whole_there(view: RunView, target: RunView, candidate: Candidate) -> bool:
+    """True if a replica has the whole checkpoint that was thinned in the run."""
     manifest, history = candidate.manifest, target.history
     if not manifest.thinned:
         return False
     id = history.current_if_readable(manifest.series, manifest.step, manifest.path)
     there = history.manifest(id) if id is not None and history.is_good(id) else None
-    return there is not None and set(identity(manifest.files)) <= set(identity(there.files))
+    if there is None or set(identity(manifest.files)) <= set(identity(there.files)):
+        return there is not None
+    # Of a file that was written anew only the run's own record of the whole one says what it was.
+    whole = _before_thinning(view.history, manifest)
+    return whole is not None and identity(whole.files) == identity(there.files)
+
+
+def _before_thinning(history: History, manifest: Manifest) -> Manifest | None:
+    """Return the whole checkpoint that was thinned to this one, or None if no record of it can be read."""
+    took = {(path, size) for path, size, *_ in manifest.thinned}
+    stays = {one for one in identity(manifest.files) if one[0] not in {path for path, _ in took}}
+    for id in reversed(history.generations(manifest.series, manifest.step)):
+        whole = history.manifest(id) if id.generation < manifest.generation else None
+        if whole is None or whole.path != manifest.path:
+            continue
+        is_it = took <= {(f.path, f.size) for f in whole.files} and stays <= set(identity(whole.files))
+        return whole if is_it else None
+    return None
 
 
 def _is_lost(target: RunView, candidate: Candidate) -> bool:
@@ -496,7 +513,7 @@ def replica_states(view: RunView) -> tuple[Replica, ...]:
         try:
             refuse_impossible(url)
             target = _open_own(view, url)
-            behind, last = _current_verdict(target, _by_rule(view, target, wanted))
+            behind, last = _current_verdict(view, target, _by_rule(view, target, wanted))
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))

@@ -28,6 +28,7 @@ from ckptguard.upkeep.thin import thin
 from ckptguard.upkeep.tiers import update_replica
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import ReplicaPlace, Settings, environment_of, parse_settings, with_environment
+from ckptguard.values.verdict import Outcome
 
 NONE = TINY.changed(keep="none", trash_grace=0.0)
 RULES = (
@@ -144,37 +145,42 @@ def test_what_a_place_removes_can_be_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asks", ["no", "everywhere", "this place", "all but this place"])
-def test_a_replica_is_thinned_only_if_its_place_says_so(tmp_path: Path, asks: str) -> None:
-    """`replica_thin` for all places, `thin` for one. The newest whole one stays whole, and all of it stays good."""
+@pytest.mark.parametrize("layout", ["trainer", "lightning", "dcp"])
+def test_a_replica_is_thinned_only_if_its_place_says_so(tmp_path: Path, layout: str, asks: str) -> None:
+    """`replica_thin` for all places, `thin` for one: whether files went, or were written anew without their state. The
+    newest one stays whole, all of it stays good, and nothing is sent again."""
     root, place = tmp_path / "run", str(tmp_path / "place")
     thins = {"no": (False, None), "everywhere": (True, None), "this place": (False, True)}.get(asks, (True, False))
     settings = NONE.changed(replicas=(ReplicaPlace(url=place, thin=thins[1]),), replica_thin=thins[0], trash_grace=1e6)
-    for step in (100, 200, 300):
-        WRITERS["trainer"](root, step, step)
+    paths = [WRITERS[layout](root, step, step) for step in (100, 200, 300)]
     cycle(open_run(str(root)), settings)
     update_replica(RunView(open_run(str(root)), settings), place)
-    whole = files_of(place)
+    whole = in_place(place)
+    assert whole == in_place(root)
     assert thin(RunView(open_run(str(root)), settings), Policy(thin_after=1, keep_good=1))[1] == ()
+    thinned = in_place(root)
+    assert thinned != whole
     done = update_replica(RunView(open_run(str(root)), settings), place)
-    assert (done.trouble, done.behind) == (None, 0)
-    optimizers = {key for key in files_of(place) if key.endswith("/optimizer.pt") and not key.startswith("_")}
+    assert (done.trouble, done.behind, rows(done, "sent")) == (None, 0, set())
     if asks in ("everywhere", "this place"):
-        assert {key.split("/")[0] for key in optimizers} == {"checkpoint-300"}
+        assert in_place(place) == thinned
         assert done.pruned is not None
-        assert {one.path for one in done.pruned.thinned} == {"checkpoint-100", "checkpoint-200"}
+        assert {one.path for one in done.pruned.thinned} == set(paths[:2])
     else:
-        assert {key: files_of(place)[key] for key in whole if not key.startswith("_")} == {
-            key: data for key, data in whole.items() if not key.startswith("_")
-        }
-    there = look(open_run(place)).history
-    assert all(
-        there.current_verdicts("checkpoint-#")[id].outcome.value == "good"
-        for id in there.current_verdicts("checkpoint-#")
-    )
+        assert in_place(place) == whole
+        assert done.pruned is None
+    history = look(open_run(place)).history
+    verdicts = [verdict for name in history.names for verdict in history.current_verdicts(name).values()]
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.GOOD}
     assert find_known_good(open_run(place)).step == 300
     again = update_replica(RunView(open_run(str(root)), settings), place)
-    assert not rows(again, "sent")
+    assert (again.behind, rows(again, "sent"), gone(again)) == (0, set(), set())
     assert again.pruned is None or not again.pruned.thinned
+
+
+def in_place(root: Path | str) -> dict[str, bytes]:
+    """The files of a run, or of a place, without the records."""
+    return {key: data for key, data in files_of(str(root)).items() if not key.startswith("_ckptguard/")}
 
 
 TOML = """

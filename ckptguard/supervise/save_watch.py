@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -52,8 +53,10 @@ class SaveWatch:
 
     def __init__(self, url: str, settings: Settings, scanner: Scanner, hooks: Hooks, *, tell: Tell) -> None:
         self._url, self._settings, self._scanner, self._tell = url, settings, scanner, tell
-        self._changed = threading.Event()
-        self._watcher = Watcher(lambda key: self._changed.set(), hooks.log)
+        self._changed = changed = threading.Event()
+        self._watcher = Watcher(lambda key: changed.set(), hooks.log)
+        # Whoever calls this in a process that goes on has a limited number of inotify instances.
+        weakref.finalize(self, self._watcher.close).atexit = False
         normal = normalise_url(url)
         self._run = WatchedRun(normal, run_id_of(normal), settings, hooks, None, source="supervise", caller_acts=True)
         self._run.watcher = self._watcher if os.path.isabs(normal) else None

@@ -1,7 +1,10 @@
 """What supervise does about saves after the command died."""
 
+import gc
 import itertools
+import os
 import random
+import threading
 
 import pytest
 import torch
@@ -193,3 +196,25 @@ def test_of_several_trainings_only_the_sick_ones_go_back(watch, tmp_path):
     train(run, 4)
     assert watch.last_look() == []
     assert {int(p.stem.removeprefix("epoch_")) for p in run.glob("seed1/epochs/*.pt")} == {11, 12, 13, 14}
+
+
+def test_a_watch_that_nobody_has_any_more_takes_no_inotify(tmp_path):
+    """A process that supervises many runs, one after the other, must not run out of them."""
+
+    def instances() -> int:
+        return sum(os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify" for fd in descriptors())
+
+    def descriptors() -> list[str]:
+        return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+    gc.collect()
+    before, threads = instances(), set(threading.enumerate())
+    watch = save_watch(str(tmp_path), QUICK, scan_files)
+    watch.prepare()
+    watch.last_look()
+    assert instances() == before + 1
+    [thread] = [one for one in threading.enumerate() if one.name == "watch" and one not in threads]
+    del watch
+    gc.collect()
+    thread.join(timeout=60)
+    assert instances() == before

@@ -39,6 +39,7 @@ TINY = {
     "bench_scan": "--size-gib 0.01 --runs 1",
     "bench_scrub": "--rate 50e6 --seconds 1 --rounds 1",
     "bench_shards": "--shards 2 --megabytes 1 --workers 1",
+    "bench_thin": "--size-gib 0.01 --runs 1",
     "functions_called": "",
     "storage_year": "--days 3",
     "peers": "--trials 1 --gib 0.001 --rounds 1 --tools torch safetensors dcp md5sum ckptguard-torch",

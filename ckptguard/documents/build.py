@@ -173,7 +173,7 @@ FORMS: dict[str, Form] = {
     ),
     "roll_back.RolledBack": Form(
         "dry_run known_good quarantined put_back given pointed mentions repeats repeats_seconds left_bad unverified"
-        " newer_alone",
+        " newer_alone whole_again",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     "roll_back.Undone": Form("pointers left"),

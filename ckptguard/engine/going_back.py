@@ -143,7 +143,7 @@ class GoingBack:
                 view.forget()
             else:
                 done.append(went)
-                words.append(_words(view, went, furthest))
+                words.append("; ".join(filter(None, (_words(view, went, furthest), went.whole_again and went.copied))))
             if not sick:
                 # Some series have nothing good. Files that the dead command left half-written would only stop the next
                 # start.

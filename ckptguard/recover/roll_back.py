@@ -136,10 +136,13 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     newer_alone: tuple[NewerAlone, ...] = ()
     repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
     repeats_seconds: float | None = None  # how long these took, by the times of the saves
+    whole_again: str = ""  # the path of a thinned one that came back from the trash, because nothing else was good
 
     @property
     def copied(self) -> str:
         """Say which copy was used, and why; "" if the known-good checkpoint was in place."""
+        if self.whole_again:
+            return f"{self.whole_again} was thinned, and came back whole from the trash: nothing else was good"
         if not self.put_back:
             return ""
         name = name_of_run(self.known_good.path)
@@ -167,7 +170,14 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
     with contextlib.ExitStack() as held:
         in_use = _begin(view, back, in_use, held)
         unverified = _verify_newer(view, back, work)
-        chosen, unfit = _choose(view, back, in_use, work)
+        whole_again = ""
+        try:
+            chosen, unfit = _choose(view, back, in_use, work)
+        except NoKnownGoodError:
+            whole_again = "" if back.dry_run else _make_whole_again(view, back, work)
+            if not whole_again:
+                raise
+            chosen, unfit = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
         refused = _wrong_names(view, back, chosen, work)
         while True:
@@ -175,7 +185,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 view, chosen, alone=back.series is not None, only=back.only, refused=refused, anew=back.anew
             )
             plan = _plan(view, back, scope, chosen, unfit)
-            planned = _planned(view, back, scope, plan, chosen, unverified)
+            planned = replace(_planned(view, back, scope, plan, chosen, unverified), whole_again=whole_again)
             if back.dry_run:
                 return planned
             if back.agree is not None:
@@ -192,6 +202,12 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         _rewrite_pointers(view.run, scope, plan)
         answer = _verify_given(view, scope, plan, planned, in_use, work)
         return replace(planned, known_good=answer, dry_run=False)
+
+
+def _make_whole_again(view: RunView, back: GoBack, work: Work) -> str:
+    from ckptguard.recover.whole_again import make_whole_again  # only where nothing else is good
+
+    return make_whole_again(view, back.wanted, work)
 
 
 class Undone(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import ChangedWhileReadError, CkptguardError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.kept import read_set_aside
 from ckptguard.records.manifests import read_manifest, sealed_generations, write_manifest
@@ -189,6 +189,27 @@ def _exchange(run: Run, trash: Place, key: str, signature: tuple[object, ...]) -
     if out is None or out.signature != signature:
         swap_within(run, trash, Place(run.storage), key)
         remove_record(run, trash.key(key))
+
+
+def undo_thinning(run: Run, mark: Trashed, whole: Manifest) -> None:
+    """Put a thinned checkpoint back as it was, and seal it so. If it is killed before that, it is thinned again. The
+    caller holds the lock, and has read what is in the trash.
+
+    Raises ChangedWhileReadError if other files are in place; then some may be back, and go again.
+    """
+    thinned = read_manifest(run, msgspec.structs.replace(mark.id, generation=mark.becomes))
+    trash, anew = Place(run.records, mark.folder + "/"), {} if thinned is None else _anew(thinned)
+    unmark_taken(run, mark)
+    for key, *signature in mark.signature:
+        entry = find_entry(run.storage, key)
+        if key in mark.stays or (entry is not None and entry.signature == tuple(signature)):
+            continue
+        if entry is None:
+            move_within(run, trash, Place(run.storage), key)
+        elif _signature(entry) != anew.get(key) or not swap_within(run, trash, Place(run.storage), key):
+            raise ChangedWhileReadError(f"{escape(key)} changed while it was put back", key=key)
+    write_manifest(run, whole)
+    forget_trashed(run, mark)
 
 
 def settle_thinning(run: Run, mark: Trashed) -> None:

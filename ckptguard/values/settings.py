@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.patterns import Pattern, Saves
 from ckptguard.values.record_formats import RECORDS
 from ckptguard.values.retention_policy import Policy, parse_best, parse_span
@@ -230,7 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the rules for checkpoints that stay in the run. Raises SettingsError."""
         try:
             own = _policy_of(self, keep_good=self.keep_good)
-            size = None if self.keep_bytes is None else parse_size(self.keep_bytes)
+            size = None if self.keep_bytes is None else _bytes_of(self.keep_bytes)
             more = {"thin_after": self.thin_after, "keep_bytes": size, "drop_failed": self.prune_failed}
             return msgspec.structs.replace(own, **more)
         except SettingsError as error:
@@ -405,3 +404,9 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else None
+
+
+def _bytes_of(stated: float | str) -> int:
+    from ckptguard.values.byte_sizes import parse_size  # few runs have a budget
+
+    return parse_size(stated)

@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -799,3 +801,57 @@ def test_a_guards_own_save_keeps_the_model(root):
         assert all(torch.equal(state["model"][name], value) for name, value in weights[step].items())
     assert "optimizer" in ckptguard.load(str(root), step=4)
     assert find_known_good(open_run(str(root))).step == 4
+
+
+@pytest.mark.parametrize("layout", ["trainer", "zero2", "lightning", "dcp"])
+def test_a_rollback_takes_the_whole_one_from_the_trash(layout, root):
+    """With `thin_after` 1 and a late doubt about the newest, nothing whole is left in place: what is in the trash comes
+    back, to the bit, and is said. A plan changes nothing."""
+    paths, settings = make(root, layout, steps=(100, 200, 300)), NONE.changed(keep_good=1)
+    saved = in_place(root)
+    done, troubles = thin(look(open_run(str(root)), settings), Policy(thin_after=1, keep_good=1))
+    assert (len(done), troubles) == (2, ())
+    run, back = open_run(str(root)), GoBack(reason="test", before_step=300, check_writing=False)
+    left = in_place(root)
+    with pytest.raises(NoKnownGoodError):
+        roll_back(look(run, settings), dataclasses.replace(back, dry_run=True))
+    assert in_place(root) == left
+    went = roll_back(look(run, settings), back)
+    assert went.known_good.path == f"{root}/{paths[200]}"
+    assert went.whole_again == paths[200]
+    assert "came back whole from the trash" in went.copied
+    own = {key: data for key, data in saved.items() if key.startswith(paths[200])}
+    assert {key: data for key, data in in_place(root).items() if key.startswith(paths[200])} == own
+    assert find_known_good(run).step == 200
+    assert {id.step for id in list_trashed(run)} == {100}
+    assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+
+
+@pytest.mark.parametrize("layout", ["trainer", "lightning"])
+def test_killed_while_the_whole_one_comes_back(layout, root):
+    """At any step: the next rollback ends the same, and no byte is lost."""
+    paths, settings = make(root, layout, steps=(100, 200)), NONE.changed(keep_good=1)
+    own = {key: data for key, data in in_place(root).items() if key.startswith(paths[100])}
+    thin(look(open_run(str(root)), settings), Policy(thin_after=1, keep_good=1))
+    back = GoBack(reason="test", before_step=200, check_writing=False)
+    for number in itertools.count(1):
+        copied = root.with_name(f"run-{number}")
+        shutil.copytree(root, copied, copy_function=os.link)
+        run = open_run(str(copied))
+        try:
+            with kill_at(number):
+                roll_back(look(run, settings), back)
+            killed_there = False
+        except Killed:
+            killed_there = True
+            if number % 2:
+                assert verify_target(str(copied), NONE).outcome in (Outcome.GOOD, Outcome.SUSPECT)
+            with contextlib.suppress(NoKnownGoodError):
+                prune(look(run, settings), Policy(), grace=DAY)
+            roll_back(look(run, settings), back)
+        assert {key: data for key, data in in_place(copied).items() if key.startswith(paths[100])} == own, number
+        assert find_known_good(run).step == 100
+        shutil.rmtree(copied)
+        if not killed_there:
+            break
+    assert number > 5

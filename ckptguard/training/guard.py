@@ -313,15 +313,15 @@ class TrainingGuard:
             return
         full = final or self._saving.full_is_due(self._how.optimizer_every)
         try:
-            self._saving.begin(step, self._extra(step, full=full), blocking=self._how.blocking, full=full)
+            self._saving.begin(step, self._extra(step), blocking=self._how.blocking, full=full)
             self._curve.saved()
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
             self._ranks.any(False)  # but a rank that is gone ends it, here and not a batch later
 
-    def _extra(self, step: int, *, full: bool = True) -> dict[str, Any]:
+    def _extra(self, step: int) -> dict[str, Any]:
         """What is saved beside model and optimizer; where one rank has none, none saves, and none waits for it."""
-        return each(self._ranks, f"saving step {step}", lambda: self._progress.extra(full=full))
+        return each(self._ranks, f"saving step {step}", self._progress.extra)
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         trace = None if isinstance(error, CkptguardError) else error  # of ours the message says it all

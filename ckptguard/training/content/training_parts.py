@@ -30,7 +30,7 @@ class TrainingParts:
 
     Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `framework` is what
     they belong to, if known. Names of the model's state were `missing` in the last loaded checkpoint, and
-    `unexpected` ones only it has.
+    `unexpected` ones only it has. Of the parts in `restarted` it held no state.
     """
 
     model: Any
@@ -41,6 +41,7 @@ class TrainingParts:
     framework: str = "plain"
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()
 
     def capture(self, *, full: bool = True) -> Captured:
         """Return the current state, without the optimizer's unless it is to be `full`. Raises StateError if a part
@@ -103,6 +104,7 @@ class TrainingParts:
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
         """Restore everything, the model first. Raises StateError if an object refuses its state, or with `strict` if
         names differ."""
+        self.restarted = ()
         try:
             own = set(self.model_tensors())
             self.compare(missing=own - set(model), unexpected=set(model) - own)
@@ -134,6 +136,7 @@ class TrainingParts:
         """Go on without the saved state of a part. What an optimizer holds is of other weights, and goes. Raises
         StateError with `strict`."""
         self._refuse(f"the checkpoint holds no state of the {name}")
+        self.restarted = (*self.restarted, name)
         state = getattr(part, "state", None)
         if name == "optimizer" and isinstance(state, dict):
             state.clear()

@@ -158,6 +158,8 @@ def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow
     if manifest.file(f"{manifest.path}/{OPTIMIZER_FILE}") is not None:
         sick = is_sick("optimizer.", allow)
         others = _read_tensors(run, manifest, OPTIMIZER_FILE, parts.other_tensors(), sick=sick, strict=False)
+    if manifest.thinned:
+        state.pop("optimizer", None)  # its tensors are gone
     parts.restore(state, model, others)
     return {key: decode_state(value) for key, value in state.items() if key not in _TAKEN}
 

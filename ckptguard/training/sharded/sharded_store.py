@@ -337,7 +337,7 @@ def put_back(parts: TrainingParts, state: Mapping[str, Any], live: Mapping[str, 
     """Load the state: tensors that were loaded into `live_of_all`, and a checkpoint's other state."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
-    model, optimizer = parts.model, parts.optimizer
+    model, optimizer, parts.restarted = parts.model, parts.optimizer, ()
     set_model_state_dict(model, live["model"], options=StateDictOptions(strict=parts.strict))
     if "optimizer" in live:
         set_optimizer_state_dict(model, optimizer, live["optimizer"])

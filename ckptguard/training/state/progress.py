@@ -97,14 +97,13 @@ class Progress:
             harmful = (self._draws.get(step) for step in range(first, last + 1))
             self.position.skipped |= {draw for draw in harmful if draw is not None}
 
-    def extra(self, *, full: bool = True) -> dict[str, Any]:
-        """Return what is saved beside the model, and beside the optimizer if the save is `full`."""
-        parts = [name for name in _names(self._parts) if full or name != "optimizer"]
+    def extra(self) -> dict[str, Any]:
+        """Return what is saved beside model and optimizer."""
         return {
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
             "guard": as_saved(self.cut),
-            "saved": {"parts": parts, "world_size": self._world_size},
+            "saved": {"parts": _names(self._parts), "world_size": self._world_size},
         }
 
     def arrive(
@@ -207,9 +206,9 @@ def _gaps(parts: TrainingParts, extra: dict[str, Any], world_size: int, step: in
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             are = "is" if len(names) == 1 else "are"
             sentences.append(f"{', '.join(names[:_NAMED])}{more} of the {own} {are} not in the {other}")
+    anew += [n for n in given if n in parts.restarted or (isinstance(saved, list) and n not in saved)]
+    sentences += [f"the checkpoint holds no state of the {name}" for name in anew]
     if isinstance(saved, list):
-        anew += [name for name in given if name not in saved]
-        sentences += [f"the checkpoint holds no state of the {name}" for name in anew]
         sentences += [f"the checkpoint holds a {n}, but the guard was given none" for n in saved if n not in given]
     if "rng" not in extra:
         anew.append("rng")

@@ -27,6 +27,7 @@ from ckptguard.runs.history import load_history
 from ckptguard.training.saving.saving import SaveQueue
 from ckptguard.training.saving.stores import PreparedSave
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.thin import thin
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -189,6 +190,30 @@ def test_known_good_prefers_full_ones_and_says_what_weights_would_lose(tmp_path)
     assert not optimizer.state
     go(guard, model, optimizer, 12)
     assert kinds(run)[12]
+
+
+def test_what_prune_thinned_is_resumed_from_as_what_was_saved_so(tmp_path):
+    """A guard's full saves that lost their optimizer later: strict refuses, else the optimizer begins again."""
+    run = tmp_path / "run"
+    guard, model, optimizer = make_guard(run, optimizer_every=1)
+    go(guard, model, optimizer, 8)
+    verify_target(str(run), QUICK)
+    settings = QUICK.changed(keep="none")
+    done, troubles = thin(look(open_run(str(run)), settings), Policy(thin_after=1, keep_good=1))
+    assert troubles == ()
+    assert [one.path for one in done if one.files][-1] == "step-000000006"
+    shutil.rmtree(run / "step-000000008")
+    shutil.rmtree(run / "step-000000000")  # of it there was no optimizer to take
+    guard, *_ = make_guard(run)
+    with pytest.raises(NoKnownGoodError):
+        guard.resume()
+    guard.close()
+    guard, model, optimizer = make_guard(run, strict=False)
+    optimizer.state[next(iter(model.parameters()))]["exp_avg"] = torch.full((8, 8), float("nan"))
+    assert guard.resume() == 6
+    assert "the checkpoint holds no state of the optimizer" in guard.missing_for_exact_resume
+    assert not optimizer.state
+    guard.close()
 
 
 def test_copies_and_rules_never_count_weights_as_the_full_ones_that_stay(tmp_path):

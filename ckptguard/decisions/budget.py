@@ -116,6 +116,16 @@ def cut_to_budget(
     return [_turned(d) if d.checkpoint.path in gone else d for d in decisions], budget
 
 
+def shares(uses: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return what each run may occupy so that all together stay below a total, by what each occupies. All have an equal
+    share, and what one does not need goes to the others."""
+    found, left = dict[str, int](), total
+    for number, (run, use) in enumerate(sorted(uses.items(), key=lambda one: (one[1], one[0]))):
+        found[run] = left // (len(uses) - number)
+        left -= min(use, found[run])
+    return found
+
+
 def _least_valuable_first(
     decisions: Sequence[RetentionDecision], policy: Policy, saves: Sequence[frozenset[CheckpointId]]
 ) -> list[frozenset[str]]:

@@ -54,6 +54,7 @@ from ckptguard.storage.local.removal import (
     were_removed,
 )
 from ckptguard.storage.remote.listed_storage import ListedRun
+from ckptguard.upkeep.budget import SharedBudget
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile, start_of
 from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, name_of_run, numbers_of, series_folder
@@ -163,6 +164,7 @@ class WatchedRun:
         and nothing is written before the first save."""
         self.url, self.run_id, self.settings = url, run_id, settings
         self.name = name_of_run(url)  # a fleet may have another name for it
+        self.shared: SharedBudget | None = None  # of the fleet that it is of
         self.was_found = False  # by a search in a fleet; nobody named it
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
@@ -543,6 +545,7 @@ class WatchedRun:
             work.on_early(checkpoint, words)
 
         own = msgspec.structs.replace(work, on_verdict=on_verdict, on_early=on_early, may_begin=may_begin)
+        self._notes.shared = self.shared
         return reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
 
     def _may_rely_on(self, other: DaemonRecord) -> bool:

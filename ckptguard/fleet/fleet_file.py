@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
+from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.settings import HARMLESS, Settings, with_table
 
 DEEPEST = 8
@@ -22,10 +23,12 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `folders` are searched for runs, at most `depth` levels down. `settings` are for all runs, and a table of `runs`
     for those that fit its key: a shell pattern (fnmatch; ``*`` also matches ``/``), or a label such as ``team=vision``.
+    All runs together may occupy `keep_bytes`.
     """
 
     folders: tuple[str, ...]
     depth: int = 2
+    keep_bytes: float | str | None = None
     settings: dict[str, Any] = {}
     runs: _Tables = {}
 
@@ -55,6 +58,11 @@ def parse_fleet(text: str, path: str) -> FleetFile:
         raise SettingsError(f"{path}: folders must name at least one folder or URL, and none may be empty")
     if not 0 <= found.depth <= DEEPEST:
         raise SettingsError(f"{path}: depth must be between 0 and {DEEPEST}")
+    if found.keep_bytes is not None:
+        try:
+            parse_size(found.keep_bytes)
+        except SettingsError as error:
+            raise SettingsError(f"{path}: keep_bytes: {error.message}", hint=error.hint) from error
     _check_tables(found, path)
     beside = os.path.dirname(path)
     return msgspec.structs.replace(found, folders=tuple(_beside(beside, place) for place in found.folders))
@@ -69,9 +77,11 @@ def harmless_part(file: FleetFile) -> tuple[FleetFile, tuple[str, ...]]:
     counted = msgspec.structs.replace(
         file,
         folders=folders,
+        keep_bytes=None,
         settings=_harmless(file.settings),
         runs={pattern: _harmless(table) for pattern, table in file.runs.items()},
     )
+    ignored |= {"keep_bytes": None} if file.keep_bytes is not None else {}
     return counted, (*(("URLs of folders",) if folders != file.folders else ()), *ignored)
 
 
@@ -95,6 +105,7 @@ def _beside(folder: str, place: str) -> str:
 _KEYS: Mapping[str, str] = {
     "folders": "a list of folders, URLs or patterns",
     "depth": "a whole number",
+    "keep_bytes": 'a size, such as "2TB"',
     "settings": "a table of settings",
     "runs": 'tables of settings by pattern, such as [runs."exp-*"]',
 }

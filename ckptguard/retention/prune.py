@@ -166,15 +166,15 @@ def to_thin(view: RunView, policy: Policy) -> list[tuple[Checkpoint, CheckpointI
 
 
 def prune_by_settings(
-    view: RunView, *, will_thin: WillThin | None = None
+    view: RunView, policy: Policy | None = None, *, will_thin: WillThin | None = None
 ) -> tuple[tuple[str, ...], Budget | None, list[str]]:
-    """Prune by the settings, empty the trash, and remove expired files that were moved aside. `will_thin` is as for
-    `prune`.
+    """Prune by the settings, empty the trash, and remove expired files that were moved aside. `policy` is
+    that of the settings, or one made of it. `will_thin` is as for `prune`.
 
     Returns the removed paths, how the run stands to its budget, and the problems as sentences. Without rules in the
     settings no checkpoint is removed.
     """
-    policy, grace = view.settings.retention(), parse_span(view.settings.trash_grace)
+    policy, grace = policy or view.settings.retention(), parse_span(view.settings.trash_grace)
     try:
         if policy.asks_nothing and not list_trashed(view.run):
             troubles: list[str] = []

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import msgspec
 
-from ckptguard.decisions.budget import WillThin
+from ckptguard.decisions.budget import WillThin, shares
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, prune
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.thin import thin, thin_too
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
+
+
+class SharedBudget:
+    """What the runs of a fleet may occupy together. Any thread may call it. A run that was never measured has no share
+    yet."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._lock = threading.Lock()
+        self._uses: dict[str, int] = {}
+
+    def note(self, run: str, bytes: int | None) -> None:
+        """Note what a run occupies, or with None that it is none of the fleet any more."""
+        with self._lock:
+            self._uses.pop(run, None)
+            if bytes is not None:
+                self._uses[run] = bytes
+
+    def policy_for(self, run: str, policy: Policy) -> Policy:
+        """Return the policy with the share of a run, if that is less than its own budget."""
+        with self._lock:
+            share = shares(self._uses, self.total).get(run, self.total)
+        return msgspec.structs.replace(policy, keep_bytes=max(1, min(share, policy.keep_bytes or share)))
 
 
 def deeper(policy: Policy) -> Policy:

@@ -48,7 +48,7 @@ from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work, noted
 from ckptguard.storage.local.removal import is_missing, own_removals
-from ckptguard.upkeep.budget import deeper, thinnable
+from ckptguard.upkeep.budget import SharedBudget, deeper, thinnable
 from ckptguard.upkeep.finish_copies import finish_copies, looks_as_judged, protect, release_other, waiting_alone
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
@@ -131,6 +131,7 @@ class PassNotes:
     lost: dict[str, float] = field(default_factory=dict)  # paths that went without a verdict, and when (monotonic)
     lost_is_reported: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
+    shared: SharedBudget | None = None  # of the fleet that the run is of
     empty_since: float | None = None  # monotonic: since when only records are left
     own_removals: int | None = None  # of records by this process, when the last pass started
     records_went: tuple[float, float] = (float("-inf"), float("-inf"))  # monotonic: first and last, without a pass
@@ -600,14 +601,18 @@ class _Pass:
         for result in repaired.checked:
             self._found(result)
         policy, may_thin = self.view.settings.retention(), time.monotonic() >= self.notes.thin_at
+        if self.notes.shared is not None:
+            policy = self.notes.shared.policy_for(self.view.run.url, policy)
         will_thin: WillThin = {}
         troubles = list[str]()
         with noted(troubles, "nothing was pruned"):
             will_thin = thinnable(self.view, policy, self.notes.never_thinned) if may_thin else {}
         budget = None
         if not troubles:
-            self._pruned, budget, troubles = prune_by_settings(self.view, will_thin=will_thin)
+            self._pruned, budget, troubles = prune_by_settings(self.view, policy, will_thin=will_thin)
         self.troubles += [*repaired.could_not_tell, *troubles]
+        if self.notes.shared is not None and budget is not None:
+            self.notes.shared.note(self.view.run.url, budget.after)
         if not troubles and may_thin:
             self._thin(policy if budget is None or not budget.to_thin else deeper(policy))
 

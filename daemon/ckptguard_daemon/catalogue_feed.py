@@ -170,7 +170,8 @@ class CatalogueFeed:
         state, now = "guarded" if is_found else watched.state, time.time()
         of_run = self._of(watched.run_id)
         stopped = of_run.signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
-        grows = known.growth if watched.settings.keep_bytes is None and ended is None else None
+        has_budget = watched.settings.keep_bytes is not None or watched.shared is not None
+        grows = known.growth if not has_budget and ended is None else None
         together = SHARED.note_growth(of_run.file_system, watched.url, grows or 0.0)
         known = msgspec.structs.replace(known, free=of_run.free, full_in=full_in(of_run.free, grows, together))
         return in_state(known, now, state, trouble, ended, stopped)

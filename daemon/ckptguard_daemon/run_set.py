@@ -15,6 +15,8 @@ from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.fleet import Discovery, Fleet, FleetRun, PlaceState
 from ckptguard.runs.ended import SHOWN
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.upkeep.budget import SharedBudget
+from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import DaemonPlan, Reload
@@ -77,6 +79,7 @@ class RunDiscovery:
         self._arrived, self._left, self._looked = arrived, left, looked
         self._wake = threading.Event()
         self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
+        self._shared = _shared_budget(plan)
         self._missing: dict[str, float] = {}  # run id -> since when, monotonic
         self._reported: set[str] = set()
         self.has_looked = False
@@ -140,6 +143,7 @@ class RunDiscovery:
             return
         self.plan = plan
         self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
+        self._shared = _shared_budget(plan)
         self._reported = set()
         self._known = []  # under the name of this plan nothing is remembered yet
         log("plan_reloaded")
@@ -149,12 +153,15 @@ class RunDiscovery:
         wanted = {url: FleetRun(url=url, name=name_of_run(url), settings=self.plan.settings) for url in self.plan.urls}
         wanted |= {run.url: run for run in fleet.runs}
         known = {run.url: run for run in self._runs}
+        in_fleet = {run.url for run in fleet.runs}
         for url, one in wanted.items():
             run = known.get(url)
             if run is not None:
+                run.shared = self._shared if url in in_fleet else None
                 self._change(run, one)
                 continue
             run = self._make(one)
+            run.shared = self._shared if url in in_fleet else None
             run.was_found = url not in self.plan.urls
             run.was_on = next((one.was_on for one in self._known if one.url == url), None)
             self._change(run, one)
@@ -180,6 +187,8 @@ class RunDiscovery:
             if now - self._missing[run.run_id] >= _GONE_INTERVALS * self.plan.settings.scan_interval:
                 del self._missing[run.run_id]
                 self._runs.remove(run.run_id)
+                if self._shared is not None:
+                    self._shared.note(run.url, None)
                 log("run_left", run=run.url)
                 self._left(run)
 
@@ -206,3 +215,8 @@ class RunDiscovery:
             if sentence not in self._reported:
                 log("fleet_trouble", level="warning", reason=sentence)
         self._reported = set(troubles)
+
+
+def _shared_budget(plan: DaemonPlan) -> SharedBudget | None:
+    total = plan.fleet.file.keep_bytes if plan.fleet is not None else None
+    return None if total is None else SharedBudget(parse_size(total))

@@ -88,6 +88,26 @@ def test_the_plan_is_read_again(tmp_path: Path, start: Starter) -> None:
     assert daemon.process.poll() is None
 
 
+def test_all_runs_share_a_budget(tmp_path: Path, start: Starter) -> None:
+    """What the fleet file gives to all runs thins out the larger one by its next save. A named run has no share."""
+    small, large = make(tmp_path, "fleet/small", 1, 2), make(tmp_path, "fleet/large", *range(1, 9))
+    named = make(tmp_path, "named", *range(1, 9))
+    one = sum(os.lstat(path).st_blocks * 512 for path in (large / "checkpoint-1").rglob("*"))
+    file = tmp_path / "fleet.toml"
+    settings = '[settings]\nkeep = "none"\ntrash_grace = 0.0\n'
+    file.write_text(f'folders = ["fleet"]\nkeep_bytes = {6 * one}\n{settings}')
+    daemon = start(named, arguments=("--fleet", str(file)))
+    assert [known_good(daemon, run) for run in (small, large, named)] == [2, 8, 8]
+    for run in (large, named):
+        make(run.parent, run.name, 9)
+        assert known_good(daemon, run) == 9
+    until(lambda: not (large / "checkpoint-5").exists(), "the budget to be kept")
+    assert known_good(daemon, large) == 9
+    assert len(list(small.glob("checkpoint-*"))) == 2
+    assert len(list(large.glob("checkpoint-*"))) == 4
+    assert len(list(named.glob("checkpoint-*"))) == 9
+
+
 def test_each_run_has_its_own_settings(tmp_path: Path, start: Starter) -> None:
     """A table of settings reaches the runs that it names: here what tensors may hold."""
     for name in ("strict", "loose"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.fleet import FleetRules, find_runs, read_fleet
 from ckptguard.fleet.find_runs import names_of, split_pattern
-from ckptguard.fleet.fleet_file import FleetFile, parse_fleet
+from ckptguard.fleet.fleet_file import FleetFile, harmless_part, parse_fleet
 from ckptguard.values.access import Role
 from ckptguard.values.settings import Settings
 
@@ -104,6 +104,8 @@ WRONG = {
     "no folders": ("folders = []", "at least one folder"),
     "wrong type": ('folders = "runs"', "folders must be a list"),
     "depth": ('folders = ["a"]\ndepth = 99', "depth must be between 0 and 8"),
+    "no size": ('folders = ["a"]\nkeep_bytes = "2XB"', "keep_bytes: '2XB' is no size"),
+    "size type": ('folders = ["a"]\nkeep_bytes = ["2TB"]', 'keep_bytes must be a size, such as "2TB"'),
     "depth type": ('folders = ["a"]\ndepth = "x"', "depth must be a whole number"),
     "a key that went": ('folders = ["a"]\nmatch = ["*"]', "write its patterns into `folders`"),
     "unknown key": ('folders = ["a"]\ndept = 1', "there is no key 'dept'"),
@@ -112,6 +114,12 @@ WRONG = {
     "no table": ('folders = ["a"]\n[runs]\nx = 1', "runs must be tables of settings"),
     "binary": ("\x00\x01", "not valid TOML"),
 }
+
+
+def test_another_users_file_gives_no_budget() -> None:
+    """A budget removes checkpoints, so it counts only in a file of one's own."""
+    counted, ignored = harmless_part(parse_fleet('folders = ["/a"]\nkeep_bytes = "2TB"', "/f.toml"))
+    assert (counted.keep_bytes, ignored) == (None, ("keep_bytes",))
 
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG.values(), ids=WRONG.keys())

@@ -10,14 +10,14 @@ from support.layouts import WRITERS
 from support.runs import QUICK
 from support.views import look
 
-from ckptguard.decisions.budget import Space, cut_to_budget
+from ckptguard.decisions.budget import Space, cut_to_budget, shares
 from ckptguard.decisions.retention import Present, decide
 from ckptguard.errors import SettingsError
 from ckptguard.records.pins import pin_checkpoint
 from ckptguard.records.run import open_run
 from ckptguard.retention.space import measure_space
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.budget import prune_and_thin
+from ckptguard.upkeep.budget import SharedBudget, prune_and_thin
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.ids import CheckpointId
@@ -145,6 +145,47 @@ def test_after_the_budget_the_laws_hold(chunk):
                             for p in present
                         )
                         assert held_back, (seed, one.path, older.path)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_runs_of_a_fleet_share_a_budget(seed):
+    """Against a search for the level at which the cut runs add up to the total: nobody gets less than an equal part."""
+    chance = random.Random(seed)
+    uses = {f"/run{n}": chance.randint(0, 10 ** chance.randint(1, 12)) for n in range(chance.randint(1, 30))}
+    total = chance.randint(1, max(2, 2 * sum(uses.values())))
+    found = shares(uses, total)
+    assert found.keys() == uses.keys()
+    assert sum(min(use, found[run]) for run, use in uses.items()) <= total
+    assert all(share >= total // len(uses) for share in found.values())
+    if sum(uses.values()) <= total:
+        assert all(found[run] >= use for run, use in uses.items())
+        return
+    low, high = 0, total
+    while low < high:
+        level = (low + high + 1) // 2
+        low, high = (level, high) if sum(min(use, level) for use in uses.values()) <= total else (low, level - 1)
+    for run, use in uses.items():
+        assert min(use, found[run]) == pytest.approx(min(use, low), abs=len(uses))
+
+
+def test_passes_of_two_runs_keep_their_shared_budget(tmp_path):
+    """The larger run gives until both together fit; the smaller one loses nothing."""
+    roots, shared = {"small": range(100, 400, 100), "large": range(100, 1100, 100)}, None
+    for name, steps in roots.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name, steps)
+    sizes = {name: disk_bytes(tmp_path / name) for name in roots}
+    shared = SharedBudget(int(sizes["small"] * 2.5))
+    settings = NONE.changed(trash_grace=0.0)
+    notes = {name: PassNotes(shared=shared) for name in roots}
+    for _ in range(14):
+        for name in roots:
+            notes[name].prune_at = 0.0
+            assert reconcile(look(open_run(str(tmp_path / name)), settings), notes[name]).could_not_tell == ()
+    now = {name: disk_bytes(tmp_path / name) for name in roots}
+    assert now["small"] == sizes["small"]
+    assert sum(now.values()) <= shared.total
+    assert find_known_good(open_run(str(tmp_path / "large"))).step == 1000
 
 
 def make(root, steps, settings=NONE):

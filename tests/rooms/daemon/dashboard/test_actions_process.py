@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,15 @@ def action(daemon: DaemonProcess) -> Any:
     return until(look, "an action on record")
 
 
+def is_read(path: Path) -> bool:
+    """Whether some process has the file open: the plan was agreed to by then, so a new save no longer changes it."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor) == str(path):
+                return True
+    return False
+
+
 @pytest.fixture
 def at_work(run: Path, start: Starter) -> DaemonProcess:
     """A daemon that carries out an action that will not end for minutes."""
@@ -36,6 +47,7 @@ def at_work(run: Path, start: Starter) -> DaemonProcess:
     status, answer = daemon.post("actions/verify?wait_seconds=0", body)
     assert (status, answer["state"]) == (202, "running")
     assert action(daemon)["state"] == "began"
+    until(lambda: is_read(run / "net-300.safetensors"), "the save being read")
     return daemon
 
 

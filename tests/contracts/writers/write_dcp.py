@@ -3,7 +3,7 @@
 Kinds: step (``step_N/`` with model and optimizer), titan (torchtitan's ``checkpoint/step-N`` with its flat keys),
 hf_shards (the safetensors flavour of HuggingFaceStorageWriter, model alone, a row of files per rank), hf (the same,
 consolidated to whole tensors, with the rows in ``sharded/``).
-``resume RUN CHECKPOINT STEP...`` loads with however many ranks it is started on.
+``resume RUN CHECKPOINT STEP...`` loads with however many ranks it is started on, ``weights`` the weights alone.
 """
 
 from __future__ import annotations
@@ -95,6 +95,23 @@ def resume(run: Path, checkpoint: Path, step: int) -> None:
     assert different == [], f"{checkpoint}: {different}"
 
 
+def weights(run: Path, checkpoint: Path, step: int) -> None:
+    """Load the model alone; what an optimizer needs is not there."""
+    model, optimizer = build()
+    state = layout(run.name, model, optimizer, -1)
+    asked = {name: value for name, value in state.items() if name != "optimizer"}
+    dcp.load(asked, checkpoint_id=checkpoint)
+    different = compare(run, step, state=whole(asked))
+    assert different, checkpoint
+    assert all(name.startswith("state:/optimizer/") for name in different), different
+    refused = False
+    try:
+        dcp.load(state, checkpoint_id=checkpoint)
+    except dcp.api.CheckpointException:
+        refused = True
+    assert refused, checkpoint
+
+
 def main() -> None:
     """Train and save, or load and compare."""
     verb, arguments = sys.argv[1], sys.argv[2:]
@@ -104,7 +121,7 @@ def main() -> None:
             write(Path(arguments[0], kind))
     else:
         for run, checkpoint, step in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
-            resume(Path(run), Path(checkpoint), int(step))
+            (weights if verb == "weights" else resume)(Path(run), Path(checkpoint), int(step))
     leave()
 
 

@@ -1,4 +1,5 @@
-"""Runs of Lightning: ``write_lightning.py write ROOT KIND...``; ``resume RUN CHECKPOINT...`` continues from each.
+"""Runs of Lightning: ``write_lightning.py write ROOT KIND...``; ``resume RUN CHECKPOINT...`` continues from each, and
+``weights`` loads the weights of each for use.
 
 Kinds: files (ModelCheckpoint's top-k beside ``last.ckpt``, a NaN monitor so that ``best_score`` is inf, batch norm, a
 mask buffer), sharded. The FSDP strategy needs an accelerator device: sharded takes Lightning's own checkpoint apart as
@@ -15,7 +16,7 @@ from pathlib import Path
 import lightning
 import torch
 import torch.distributed.checkpoint as dcp
-from evidence import compare, record
+from evidence import compare, compare_weights, record
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 STEPS = (2, 4, 6)
@@ -108,6 +109,9 @@ def main() -> None:
                 trainer(run, Witness(run), STEPS[-1]).fit(Module(monitored), data())
         return
     for run, checkpoint in zip(map(Path, arguments[::2]), map(Path, arguments[1::2]), strict=True):
+        if verb == "weights":
+            weights(run, checkpoint)
+            continue
         if run.name == "sharded":
             step = torch.load(checkpoint / "meta.pt", weights_only=True)["global_step"]
             module = Module()
@@ -124,6 +128,19 @@ def main() -> None:
             made.fit(Module(), data(), ckpt_path=str(checkpoint))
             different = witness.different
         assert different == [], f"{checkpoint}: {different}"
+
+
+def weights(run: Path, checkpoint: Path) -> None:
+    """Load for use, and see that a resume is refused in Lightning's own words."""
+    step = torch.load(checkpoint, weights_only=True)["global_step"]
+    module = Module.load_from_checkpoint(checkpoint)
+    assert compare_weights(run, step, module.state_dict()) == [], checkpoint
+    said = ""
+    try:
+        trainer(run.parent / "resumed", Witness(run, step), step + 1).fit(Module(), data(), ckpt_path=str(checkpoint))
+    except KeyError as error:
+        said = str(error)
+    assert "contains only the model" in said, said
 
 
 def blank(value):

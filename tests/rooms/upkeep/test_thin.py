@@ -501,9 +501,10 @@ def test_prune_keeps_the_newest_whole_ones_whatever_is_thinned(root):
     ]
 
 
-def test_a_replica_keeps_the_whole_one(root, tmp_path):
+@pytest.mark.parametrize("layout", ["trainer", "lightning", "dcp"])
+def test_a_replica_keeps_the_whole_one(layout, root, tmp_path):
     """Where the whole one has arrived, what stays is not sent, and the replica is up to date."""
-    make(root)
+    make(root, layout)
     run, url = open_run(str(root)), str(tmp_path / "replica")
     replicate(look(run, NONE), url)
     whole = in_place(tmp_path / "replica")

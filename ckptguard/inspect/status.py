@@ -133,7 +133,9 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
 
 def _filling(view: RunView, summary: RunSummary) -> RunSummary:
     """Add when the disk is full. A run with a budget does not fill it."""
-    free, growth = free_space(view.run.storage), summary.growth if view.settings.keep_bytes is None else None
+    storage = view.run.storage
+    free = None if storage.root is None else free_space(storage)  # elsewhere it may cost a request
+    growth = summary.growth if view.settings.keep_bytes is None else None
     return msgspec.structs.replace(summary, free=free, full_in=full_in(free, growth, growth or 0.0))
 
 

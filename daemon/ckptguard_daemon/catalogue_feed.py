@@ -157,7 +157,9 @@ class CatalogueFeed:
         """Forget all other runs. Call it when all guarded runs are known, and whenever one may have gone."""
         wanted = frozenset(run_ids)
         for run_id in [id for id in list(self._runs) if id not in wanted]:
-            self._runs.pop(run_id, None)
+            went = self._runs.pop(run_id, None)
+            if went is not None:
+                SHARED.note_growth(went.file_system, run_id, 0.0)
         self.catalogue.keep_only(wanted)
 
     def summary(self, watched: WatchedRun) -> RunSummary:
@@ -172,7 +174,7 @@ class CatalogueFeed:
         stopped = of_run.signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
         has_budget = watched.settings.keep_bytes is not None or watched.shared is not None
         grows = known.growth if not has_budget and ended is None else None
-        together = SHARED.note_growth(of_run.file_system, watched.url, grows or 0.0)
+        together = SHARED.note_growth(of_run.file_system, watched.run_id, grows or 0.0)
         known = msgspec.structs.replace(known, free=of_run.free, full_in=full_in(of_run.free, grows, together))
         return in_state(known, now, state, trouble, ended, stopped)
 
@@ -183,7 +185,8 @@ class CatalogueFeed:
         run, start = view.run, passed.notes.start
         if start is None:
             return
-        known.free, known.file_system = free_space(run.storage), file_system_of(run.storage)
+        if run.storage.root is not None:  # elsewhere it may cost a request
+            known.free, known.file_system = free_space(run.storage), file_system_of(run.storage)
         before, held = known.start, self.catalogue.digest(run.run_id)
         known.signs.look(view, start, self.catalogue.summary(run.run_id))
         anew = passed.wrote or known.was_gone or (before is not None and known.troubled != passed.troubled)

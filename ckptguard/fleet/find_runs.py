@@ -20,6 +20,7 @@ from ckptguard.runs.settings_file import Say, ignored_settings, warn_once
 from ckptguard.runs.settings_origin import read_own
 from ckptguard.storage import normalise_url
 from ckptguard.storage.protocol import join
+from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, fits_run, with_environment, with_table
 
@@ -80,6 +81,12 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
 def folders_of(fleet: str) -> tuple[str, ...]:
     """Return the folders and URLs in which the runs of FLEET are searched. Raises as `read_fleet`."""
     return _read(fleet, lambda sentence: None).folders
+
+
+def budget_of(fleet: str) -> int | None:
+    """Return what all runs of FLEET may occupy together, None for no limit. Raises as `read_fleet`."""
+    total = _read(fleet, lambda sentence: None).keep_bytes
+    return None if total is None else parse_size(total)
 
 
 def read_fleet(

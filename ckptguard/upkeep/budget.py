@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,6 +37,19 @@ class SharedBudget:
         with self._lock:
             share = shares(self._uses, self.total).get(run, self.total)
         return msgspec.structs.replace(policy, keep_bytes=max(1, min(share, policy.keep_bytes or share)))
+
+
+def policies_of(views: Sequence[RunView], total: int | None) -> list[Policy]:
+    """Return the policy of each run, by its settings and its share of a total (None: no limit). Raises
+    CouldNotTellError as `prune` does."""
+    policies = [view.settings.retention() for view in views]
+    if total is None:
+        return policies
+    shared = SharedBudget(total)
+    for view, policy in zip(views, policies, strict=True):
+        budget = prune(view, msgspec.structs.replace(policy, keep_bytes=total), grace=0.0, dry_run=True).budget
+        shared.note(view.run.url, budget.after if budget is not None else None)
+    return [shared.policy_for(view.run.url, policy) for view, policy in zip(views, policies, strict=True)]
 
 
 def deeper(policy: Policy) -> Policy:

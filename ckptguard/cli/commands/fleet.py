@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptguard.cli.command import RATE, SPAN, PathOrUrl, Shared, command
-from ckptguard.cli.render import age, cell, print_findings, size, table, word
+from ckptguard.cli.render import age, cell, print_findings, say_lines, size, table, word
 from ckptguard.terminal.output import (
     emit,
     escape,
@@ -29,14 +29,17 @@ from ckptguard.values.exit_codes import ExitCode, of_outcomes
 if TYPE_CHECKING:
     from ckptguard.bulk.engine import Engine
     from ckptguard.bulk.job import BulkDone, BulkPlan, Cost, RunRow
+    from ckptguard.fleet.find_runs import FleetRun
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _ORDER = ("good", "bad", "incomplete", "suspect", "pending")
 _LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
-@command("fleet", "Verify, scrub, replicate or repair many runs.", CODES, common="quiet json config")
-@click.argument("verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "report"]), metavar="VERB")
+@command("fleet", "Verify, scrub, replicate, repair or prune many runs.", CODES, common="quiet json config")
+@click.argument(
+    "verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "prune", "report"]), metavar="VERB"
+)
 @click.argument("fleet", type=PathOrUrl())
 @click.option(
     "--engine",
@@ -51,10 +54,11 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
     "--dry-run", is_flag=True, help="Say what is to do and its cost, and stop. 3 if something is on record as bad."
 )
 def fleet(verb: str, fleet: str, engine: str | None, workers: int | None, shared: Shared, **how: Any) -> None:
-    """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
+    """Do VERB for all runs of FLEET: verify, scrub, replicate, repair, prune or report.
 
     FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done: verify reads what has
     no verdict, replicate sends what is missing. So after an interruption the same command does the rest.
+    prune does what the settings of each run say, and the budget of the fleet file.
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
     from ckptguard.bulk.engine import open_engine
@@ -69,6 +73,8 @@ def fleet(verb: str, fleet: str, engine: str | None, workers: int | None, shared
         raise click.UsageError(f"--rate is not for {verb}")
     if verb == "report" and (engine is not None or workers is not None):
         raise click.UsageError("--engine and --workers are not for report: it reads no checkpoint")
+    if verb == "prune" and (engine, workers, rate, how["shard"]) != (None, None, None, None):
+        raise click.UsageError("--engine, --workers, --rate and --shard are not for prune: it works run by run")
     shard = _parse_shard(how["shard"])
     dry_run: bool = how["dry_run"]
     settings = shared.settings(folders_of(fleet))
@@ -76,6 +82,8 @@ def fleet(verb: str, fleet: str, engine: str | None, workers: int | None, shared
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     runs = [run for run in found.runs if shard_of(run.url, shard[1]) == shard[0]]
+    if verb == "prune":
+        raise click.exceptions.Exit(_prune(fleet, runs, found.troubles, shared, dry_run=dry_run))
     if verb == "report":
         done, cost = report_on(runs), cost_of((), runs, workers=1)
     else:
@@ -98,6 +106,36 @@ def fleet(verb: str, fleet: str, engine: str | None, workers: int | None, shared
     say_errors(done.could_not_tell)
     is_empty = shard != (1, 1) and not runs  # the others have the runs
     raise click.exceptions.Exit(_code("" if is_empty else verb, done, dry_run=dry_run))
+
+
+def _prune(fleet: str, runs: Sequence[FleetRun], troubles: Sequence[str], shared: Shared, *, dry_run: bool) -> ExitCode:
+    from ckptguard.documents.build import fields
+    from ckptguard.documents.done_lines import prune_lines
+    from ckptguard.errors import BusyError, CouldNotTellError
+    from ckptguard.fleet.find_runs import budget_of
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.upkeep.budget import policies_of, prune_and_thin
+    from ckptguard.values.retention_policy import parse_span
+
+    views, wrong, done = [open_view(run.url, run.settings) for run in runs], list(troubles), []
+    for run, view, policy in zip(runs, views, policies_of(views, budget_of(fleet)), strict=True):
+        try:
+            one = prune_and_thin(view, policy, grace=parse_span(run.settings.trash_grace), dry_run=dry_run)
+        except (BusyError, CouldNotTellError) as error:  # the others are pruned
+            wrong.append(f"{run.url}: {error.message}")
+            continue
+        done.append((run, one))
+        wrong += [f"{run.url}: {why}" for why in one.could_not_tell]
+    if shared.as_json:
+        documents = [{"run": run.url, **fields(one)} for run, one in done]
+        emit("fleet", verb="prune", target=fleet, runs=documents, could_not_tell=wrong)
+    for run, one in done if not shared.as_json and (dry_run or not is_quiet()) else ():
+        say(f"{escape(run.name)}:")
+        for gone in one.removed:
+            say(f"  {cell(gone.checkpoint.path)} ({size(gone.checkpoint.bytes)}): {escape(gone.reasons[0])}")
+        say_lines(prune_lines(one))
+    say_errors(wrong)
+    return ExitCode.FAILED if wrong else ExitCode.GOOD
 
 
 def _parse_shard(text: str | None) -> tuple[int, int]:

@@ -85,7 +85,7 @@ def test_people_are_told_of_a_bad_save_once(invoke, fleet, tmp_path, monkeypatch
         (("verify", "fleet", "--engine", "celery"), 2, "there is no engine 'celery'"),
         (("report", "fleet", "--rate", "1MB"), 2, "--rate is not for report"),
         (("report", "fleet", "--engine", "processes"), 2, "--engine and --workers are not for report"),
-        (("prune", "fleet"), 2, "prune"),
+        (("forget", "fleet"), 2, "forget"),
         (("scrub", "fleet", "--max-age", "soon"), 2, "soon"),
         (("replicate", "fleet"), 1, "name no replica"),
     ],

@@ -1,15 +1,18 @@
 """`keep_bytes`: after it there is a full good one, nothing pinned went, and least valuable went first, or words say why
 not."""
 
+import json
 import os
 import random
 
+import click.testing
 import msgspec
 import pytest
 from support.layouts import WRITERS
 from support.runs import QUICK
 from support.views import look
 
+from ckptguard.cli.entry import commands
 from ckptguard.decisions.budget import Space, cut_to_budget, shares
 from ckptguard.decisions.retention import Present, decide
 from ckptguard.errors import SettingsError
@@ -285,3 +288,34 @@ def test_no_size_is_refused(text):
     with pytest.raises(SettingsError):
         Settings(keep_bytes=text)
     assert msgspec.structs.replace(Settings(), keep_bytes=None).retention().keep_bytes is None
+
+
+def test_a_fleet_is_pruned_as_its_plan_says(tmp_path):
+    """`fleet prune` names what goes of each run, then does exactly that. The larger run gives; JSON says the same."""
+    for name, steps in {"small": range(100, 400, 100), "large": range(100, 1100, 100)}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        make(tmp_path / "runs" / name, steps)
+    total = int(2.5 * disk_bytes(tmp_path / "runs" / "small"))
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'folders = ["runs"]\nkeep_bytes = {total}\n[settings]\nkeep = "none"\ntrash_grace = 0.0\n')
+
+    def prunes(*options):
+        done = click.testing.CliRunner().invoke(commands, ["fleet", "prune", str(file), *options])
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout
+
+    before = disk_bytes(tmp_path)
+    planned = {one["run"]: one for one in json.loads(prunes("--dry-run", "--json"))["runs"]}
+    assert disk_bytes(tmp_path) == before
+    text = prunes("--dry-run")
+    large, small = (planned[str(tmp_path / "runs" / name)] for name in ("large", "small"))
+    assert (small["removed"], small["thinned"]) == ([], [])
+    assert all(f"  {one['path']} (" in text for one in large["removed"])
+    done = {one["run"]: one for one in json.loads(prunes("--json"))["runs"]}
+    for run, plan in planned.items():
+        for key in ("removed", "thinned"):
+            assert [one["path"] for one in done[run][key]] == [one["path"] for one in plan[key]]
+    prunes()  # which empties the trash
+    assert disk_bytes(tmp_path / "runs" / "small") + disk_bytes(tmp_path / "runs" / "large") <= total
+    refused = click.testing.CliRunner().invoke(commands, ["fleet", "prune", str(file), "--shard", "1/2"])
+    assert refused.exit_code == 2

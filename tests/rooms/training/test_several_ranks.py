@@ -10,12 +10,16 @@ import pytest
 import torch
 from sharded_training import guarded, load_and_go_on, load_into_another, make, save_and_go_on
 from support.rank_processes import run_ranks
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import CkptguardError
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.thin import thin
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -94,6 +98,25 @@ def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
     loaded = answers(load_and_go_on, kind, folder, step)
     for rank in (0, 1):
         assert loaded[rank] == [*saved[rank][:2], f"rank {rank}"]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("fsdp2", marks=needs_fsdp2), "ddp"])
+def test_a_sharded_save_is_thinned(kind, tmp_path):
+    """Its files are written anew without the optimizer; the weights are the same, bit for bit, and the save is good."""
+    folder, settings = str(tmp_path / "run"), Settings(settle=0.0, keep="none", keep_good=1)
+    for step in (2, 4):
+        answers(save_and_go_on, kind, folder, step)
+    reconcile(look(open_run(folder), settings), PassNotes())
+    before = ckptguard.load(folder, step=2)
+    [done], troubles = thin(look(open_run(folder), settings), Policy(thin_after=1, keep_good=1))
+    assert troubles == ()
+    assert any(path.endswith(".metadata") for path in done.anew)
+    assert verify_target(folder, settings).outcome is Outcome.GOOD
+    after = ckptguard.load(folder, step=2)
+    assert "optimizer" in before
+    assert "optimizer" not in after
+    assert before["model"].keys() == after["model"].keys()
+    assert all(torch.equal(after["model"][name], value) for name, value in before["model"].items())
 
 
 def test_names_that_do_not_fit(tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from ckptguard.checks.evidence import NO_SUMS
 from ckptguard.formats.structure import ReadProblem
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.thinning import Anew, Split, is_in, split_for_thinning, why_never
@@ -32,6 +33,7 @@ from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verification.checkpoint import Verification, judge_thinned, read_what_stays, verify_checkpoint
 from ckptguard.verification.collect_evidence import manifest_file, roles_of
+from ckptguard.verification.found_sums import find_sums
 from ckptguard.version import __version__
 
 _NO_TRASH = "its files cannot be moved to the trash, as on a local disk"
@@ -126,13 +128,19 @@ def _plans(view: RunView, policy: Policy, refused: dict[CheckpointId, str]) -> I
         why = together or refused.get(id) or _why_not(view, checkpoint, id)
         manifest = view.history.manifest(id) if not why and id not in refused else None
         split = Split(why=why) if manifest is None else split_for_thinning(manifest)
-        if manifest is not None and split.takes:
-            yield _Plan(checkpoint, id, split, manifest)
-            continue
-        if manifest is not None:
+        if manifest is not None and not split.takes:
             refused[id] = split.why
-        if split.why:
-            yield _Plan(checkpoint, id, split)
+        split = _unless_summed(view, checkpoint, split)
+        if split.takes or split.why:
+            yield _Plan(checkpoint, id, split, manifest if split.takes else None)
+
+
+def _unless_summed(view: RunView, checkpoint: Checkpoint, split: Split) -> Split:
+    """Return the split, or that all stays because a checksum file is about what would go: what is left would be bad."""
+    sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint)) if split.takes else NO_SUMS
+    takes = {file.path for file in split.takes}
+    about = next((one for one in sums.stated if one.file in takes), None)
+    return split if about is None else Split(why=f"{escape(about.source)} states what {escape(about.file)} holds")
 
 
 def _why_not(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> str:

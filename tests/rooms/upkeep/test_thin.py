@@ -856,3 +856,18 @@ def test_killed_while_the_whole_one_comes_back(layout, root):
         if not killed_there:
             break
     assert number > 5
+
+
+@pytest.mark.parametrize(("layout", "name"), [("trainer", "optimizer.pt"), ("lightning", "")])
+def test_what_a_checksum_file_is_about_stays(layout, name, root):
+    """Without the file, or with another one, the checksum file would make what is left bad."""
+    for step in (100, 200, 300, 400):
+        path = root / WRITERS[layout](root, step, step) / name
+        path.with_name(f"{path.name}.md5").write_text(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n")
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    before = in_place(root)
+    done = thinned_of(root)
+    assert len(done) == 2
+    assert all(".md5 states what" in one.reason for one in done.values())
+    assert in_place(root) == before
+    assert verify_target(str(root), NONE).outcome is Outcome.GOOD

@@ -48,7 +48,7 @@ def summarize(
         series.setdefault(name, []).append(at)
     checkpoints, size = _in_place(there, rows)
     ever_good = {id: row for id, row in rows.items() if row.good}
-    safe = [id for id, row in ever_good.items() if row.kept in _OWN or there.replicated.get(id)]
+    safe = [id for id, row in ever_good.items() if not row.thinned and (row.kept in _OWN or there.replicated.get(id))]
     ranks = [(saved_at.get(id, 0.0), row.world_size) for id, row in rows.items() if row.world_size is not None]
     back = {row.went_back: row for row in known if row.went_back is not None}.values()
     return RunSummary(
@@ -153,6 +153,7 @@ def _good(rows: Mapping[CheckpointId, Generation], known_good: CheckpointId | No
         for id, row in rows.items()
         if id.series == known_good.series
         and id.order <= known_good.order
+        and not row.thinned
         and (id == known_good or row.outcome == Outcome.GOOD.value or (row.good and row.kept and not row.in_place))
     ]
     return [rows[id] for id in sorted(ids, key=lambda id: id.order, reverse=True)]

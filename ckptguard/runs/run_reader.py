@@ -214,6 +214,7 @@ class RunReader:
             world_size=stored(ranks),
             md5="sealed" if sealed is not None and sealed.has_md5 else "",
             content="" if sealed is None else sealed.content,
+            thinned=sealed is not None and bool(sealed.thinned),
         )
 
     def has_changed(self, id: CheckpointId, entries: Sequence[Entry]) -> bool:

@@ -23,6 +23,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     - `md5`: where its MD5 is on record: "sealed" with it or taken "later". Empty: nowhere.
+    - `thinned`: it lacks what only a resume needs.
     - `content`: equal for equal bytes, under whatever name. Empty: not known.
     """
 
@@ -46,6 +47,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     scrubbed_at: float | None = None
     md5: str = ""
     content: str = ""
+    thinned: bool = False
 
     @property
     def id(self) -> CheckpointId:

@@ -135,7 +135,7 @@ def _generation(row: Generation) -> Document:
     found: Document = {**msgspec.to_builtins(row), "id": str(id), "series": escape(id.series), "step": id.step}
     if row.pinned_until is not None and row.pinned_until < time.time():
         found["pinned"] = ""
-    del found["content"], found["pinned_until"]
+    del found["content"], found["pinned_until"], found["thinned"]
     return found
 
 

@@ -26,7 +26,8 @@ def dtype_word(tensor: Any, path: str) -> str:
     """Return the safetensors word for a tensor's type. StateError names the path of a tensor that cannot be stored."""
     import torch
 
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    buffer = getattr(torch.nn, "Buffer", None)  # since torch 2.5
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, buffer)
     word = _WORDS.get(str(tensor.dtype).removeprefix("torch."))
     if not plain or word is None or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         what = str(tensor.dtype) if plain and word is None else f"{type(tensor).__name__} ({tensor.layout})"

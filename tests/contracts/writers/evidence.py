@@ -66,5 +66,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{path}/{number}")
+    elif type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):  # which says where it is, not what
+        yield from _leaves(vars(value), f"{path}/{type(value).__name__}")
     else:
         yield path, repr(value)

@@ -15,7 +15,19 @@ from support.layouts import WRITERS, optimizer_tensors, sharded, weights
 from support.runs import state_dict, write_sharded, write_torch
 
 import ckptguard
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, SettingsError
+
+pytestmark = pytest.mark.skipif(torch.__version__ < (2, 6), reason="ckptguard.load refuses this torch")
+
+
+def test_a_torch_that_a_file_can_make_run_code_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.6, `weights_only` is no protection: nothing is loaded, and it is said what to install."""
+    path = root / WRITERS["torch"](root, 5, 1)
+    for version in ("1.13.1", "2.4.0", "2.5.1+cu121"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(SettingsError, match="can be made to run code") as refused:
+            ckptguard.load(path)
+        assert refused.value.hint == "install torch 2.6"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

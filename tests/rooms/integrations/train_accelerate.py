@@ -25,8 +25,8 @@ def sharding() -> accelerate.FullyShardedDataParallelPlugin:
     """FSDP2, and sharded checkpoints."""
     return accelerate.FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        auto_wrap_policy="TRANSFORMER_BASED_WRAP",  # by size, Accelerate 1.6 itself fails
-        transformer_cls_names_to_wrap=["Linear", "LayerNorm"],
+        auto_wrap_policy="SIZE_BASED_WRAP",
+        min_num_params=1,
         state_dict_type="SHARDED_STATE_DICT",
     )
 

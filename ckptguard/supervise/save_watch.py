@@ -55,7 +55,7 @@ class SaveWatch:
         self._url, self._settings, self._scanner, self._tell = url, settings, scanner, tell
         self._changed = changed = threading.Event()
         self._watcher = Watcher(lambda key: changed.set(), hooks.log)
-        # Whoever calls this in a process that goes on has a limited number of inotify instances.
+        # A caller in a process that goes on has a limited number of inotify instances.
         weakref.finalize(self, self._watcher.close).atexit = False
         normal = normalise_url(url)
         self._run = WatchedRun(normal, run_id_of(normal), settings, hooks, None, source="supervise", caller_acts=True)

@@ -173,9 +173,12 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         whole_again = ""
         try:
             chosen, unfit = _choose(view, back, in_use, work)
-        except NoKnownGoodError:
-            whole_again = "" if back.dry_run else _make_whole_again(view, back, work)
-            if not whole_again:
+        except NoKnownGoodError as error:
+            whole_again = _make_whole_again(view, back, work)
+            if back.dry_run and whole_again:
+                hint = f"without --dry-run {escape(whole_again)} comes back whole from the trash"
+                raise NoKnownGoodError(error.message, hint=hint) from error
+            if back.dry_run or not whole_again:
                 raise
             chosen, unfit = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
@@ -205,8 +208,10 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
 
 
 def _make_whole_again(view: RunView, back: GoBack, work: Work) -> str:
-    from ckptguard.recover.whole_again import make_whole_again  # only where nothing else is good
+    from ckptguard.recover.whole_again import make_whole_again, whole_in_trash  # only where nothing else is good
 
+    if back.dry_run:
+        return next((mark.path for mark, _ in whole_in_trash(view, back.wanted)), "")
     return make_whole_again(view, back.wanted, work)
 
 

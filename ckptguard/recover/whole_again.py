@@ -26,7 +26,7 @@ def make_whole_again(view: RunView, wanted: Wanted, work: Work) -> str:
     and its bytes are right. It is read there first, and is a generation of its own. Returns its path, "" if there is
     none. The caller holds the run's lock. Raises CouldNotTellError if something cannot be read or moved.
     """
-    for mark, whole in _whole_in_trash(view, wanted):
+    for mark, whole in whole_in_trash(view, wanted):
         if copy_differs(view.run.records, f"{mark.folder}/", whole, scanner=work.scanner) is not None:
             continue
         checkpoint = view.checkpoint(mark.path)
@@ -50,7 +50,7 @@ def make_whole_again(view: RunView, wanted: Wanted, work: Work) -> str:
     return ""
 
 
-def _whole_in_trash(view: RunView, wanted: Wanted) -> Iterator[tuple[Trashed, Manifest]]:
+def whole_in_trash(view: RunView, wanted: Wanted) -> Iterator[tuple[Trashed, Manifest]]:
     """Yield the thinned checkpoints whose whole one is good and in the trash, best first."""
     run, history = view.run, view.history
     marks = [mark for id in list_trashed(run) if (mark := read_trashed(run, id)) is not None and mark.becomes]

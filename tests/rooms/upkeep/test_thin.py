@@ -814,8 +814,9 @@ def test_a_rollback_takes_the_whole_one_from_the_trash(layout, root):
     assert (len(done), troubles) == (2, ())
     run, back = open_run(str(root)), GoBack(reason="test", before_step=300, check_writing=False)
     left = in_place(root)
-    with pytest.raises(NoKnownGoodError):
+    with pytest.raises(NoKnownGoodError) as none:
         roll_back(look(run, settings), dataclasses.replace(back, dry_run=True))
+    assert f"{paths[200]} comes back whole from the trash" in none.value.hint
     assert in_place(root) == left
     went = roll_back(look(run, settings), back)
     assert went.known_good.path == f"{root}/{paths[200]}"

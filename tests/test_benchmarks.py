@@ -16,6 +16,7 @@ TINY = {
     "bench_bulk": "--saves 1 --megabytes 1 --runs 2",
     "bench_busy_store": "--checkpoints 1 --busy 5 --rounds 1",
     "bench_catalogue": "--runs 3 --generations 2",
+    "bench_compress": "--steps 1 --width 8 --layers 1",
     "bench_curve": "--updates 20 --pairs 1",
     "bench_dashboard": "--checkpoints 3 --tensors 2 --runs 2 --streams 2",
     "bench_evidence": "--layers 1",
@@ -47,6 +48,7 @@ TINY = {
 NEEDS = {
     "bench_bulk": "distributed",
     "bench_busy_store": "moto",
+    "bench_compress": "pyarrow",
     "bench_page": "playwright",
     "bench_remote": "moto",
     "bench_requests": "moto",

@@ -28,7 +28,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     - `changed`: storage describes the files in place differently than when they were read for `outcome`. They may be
       anything until they are read again.
-    - `kept_bytes`: the space that its kept copy needs alone; None without a copy, or if unknown (a reflink).
+    - `kept_bytes`: the space that its kept copy needs alone; None without a copy, or if unknown (some reflinks).
     - `pins`: why it is pinned.
     """
 

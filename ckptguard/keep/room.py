@@ -242,13 +242,16 @@ def _bytes_alone(view: RunView, copy: KeptCopy) -> int:
 
 
 def own_bytes(run: Run, copy: KeptCopy) -> int | None:
-    """Return the bytes that only this kept copy occupies, or None if reflinks share them.
+    """Return the bytes that only this kept copy occupies, or None if the file system does not say what reflinks share.
 
     A hard link costs nothing while the file has another name. If a server does not report links, equal sizes and times
     count as a link.
     """
     if copy.how == "reflink":
-        return None
+        from ckptguard.storage.local.shared_extents import unshared_bytes  # few file systems have reflinks
+
+        alone = [unshared_bytes(run.records.path_of(copy.key(file))) for file in copy.files]
+        return None if None in alone else sum(filter(None, alone))
     total = 0
     for file in copy.files:
         if run.records.root is None:

@@ -108,10 +108,7 @@ class CutPickle:
 
     def edited(self, edits: Mapping[int, tuple[int, bytes]]) -> bytes:
         """Return the pickle with other bytes from each of these places to its end."""
-        starts: dict[int, list[int]] = {}
-        for number, (begin, _) in self._terms.items():
-            starts.setdefault(begin, []).append(number)
-        copy = _Copy(edits, starts)
+        copy = _Copy(edits)
         with _refusing():
             self._copy(0, len(self._data), copy, 0)
         return bytes(copy.out)
@@ -184,6 +181,13 @@ class CutPickle:
             raise ReadProblem("its pickle ends early")
         return found[0] or found[1]
 
+    def _starts(self) -> dict[int, list[int]]:
+        """Return the numbers in the memo by where their values begin."""
+        starts: dict[int, list[int]] = {}
+        for number, (begin, _) in self._terms.items():
+            starts.setdefault(begin, []).append(number)
+        return starts
+
     def _copy(self, begin: int, end: int, copy: _Copy, depth: int) -> None:
         """Append the opcodes of a range. What they recall, and was left out, comes where it is first recalled."""
         if depth > _DEEPEST:
@@ -206,6 +210,7 @@ class CutPickle:
                 copy.put.add(number)
                 copy.out += _with_number(b"qr", number)
             elif number >= 0 and number not in copy.put:
+                copy.starts = copy.starts or self._starts()
                 self._copy(*self._terms[number], copy, depth + 1)
             elif name != "FRAME":
                 copy.out += self._data[position:after]
@@ -215,8 +220,9 @@ class CutPickle:
 class _Copy:
     """What was copied so far, and what of the memo is `put` in it."""
 
-    def __init__(self, edits: Mapping[int, tuple[int, bytes]], starts: Mapping[int, list[int]]) -> None:
-        self.edits, self.starts, self.put, self.out = edits, starts, set[int](), bytearray()
+    def __init__(self, edits: Mapping[int, tuple[int, bytes]]) -> None:
+        self.edits, self.put, self.out = edits, set[int](), bytearray()
+        self.starts: dict[int, list[int]] = {}  # only where something is recalled that was left out
 
 
 def _with_number(codes: bytes, number: int) -> bytes:

@@ -102,7 +102,7 @@ def cut_to_budget(
         gone |= unit
     after, to_thin = left, list[str]()
     for path, bytes in thins.items():
-        if after > policy.keep_bytes:
+        if after > policy.keep_bytes and bytes:
             after -= bytes
             to_thin.append(path)
     budget = Budget(

@@ -33,6 +33,12 @@ def full_in(free: int | None, growth: float | None, together: float) -> float | 
     return free / max(growth, together)
 
 
+def unless_room(growth: float | None, free: int | None, budget_left: int | None) -> float | None:
+    """Return the growth of a run, or None if its budget holds it before the disk is full. `budget_left` is by how much
+    that lets it grow; None: it has none."""
+    return growth if budget_left is None or free is None or budget_left > free else None
+
+
 def filling_words(run: RunSummary) -> str | None:
     """Say that the disk is full soon, or None."""
     if run.full_in is None or run.growth is None or run.full_in > _SOON:

@@ -10,7 +10,7 @@ from itertools import takewhile
 import msgspec
 
 from ckptguard.decisions.at_risk import AtRisk, at_risk
-from ckptguard.decisions.growth import full_in
+from ckptguard.decisions.growth import full_in, unless_room
 from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.after_seal import late_md5_ids
@@ -132,10 +132,11 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
 
 
 def _filling(view: RunView, summary: RunSummary) -> RunSummary:
-    """Add when the disk is full. A run with a budget does not fill it."""
+    """Add when the disk is full. A run does not fill it if its budget is used up before."""
     storage = view.run.storage
     free = None if storage.root is None else free_space(storage)  # elsewhere it may cost a request
-    growth = summary.growth if view.settings.keep_bytes is None else None
+    budget = view.settings.retention().keep_bytes
+    growth = unless_room(summary.growth, free, None if budget is None else budget - sum(summary.bytes.values()))
     return msgspec.structs.replace(summary, free=free, full_in=full_in(free, growth, growth or 0.0))
 
 

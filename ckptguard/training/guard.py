@@ -311,9 +311,9 @@ class TrainingGuard:
         if self._how.when_busy == "skip" and not final and self._saving.busy:
             _log.warning("step %s is not saved: the save before it is still being written", step)
             return
-        full = final or self._saving.full_is_due(self._how.optimizer_every)
+        full_every = 1 if final else self._how.optimizer_every
         try:
-            self._saving.begin(step, self._extra(step), blocking=self._how.blocking, full=full)
+            self._saving.begin(step, self._extra(step), blocking=self._how.blocking, full_every=full_every)
             self._curve.saved()
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)

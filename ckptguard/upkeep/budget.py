@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ckptguard.decisions.budget import WillThin, shares
+from ckptguard.errors import BusyError, CouldNotTellError
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, prune
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
@@ -32,6 +34,12 @@ class SharedBudget:
             if bytes is not None:
                 self._uses[run] = bytes
 
+    @property
+    def left(self) -> int:
+        """By how many bytes all of them together may still grow."""
+        with self._lock:
+            return self.total - sum(self._uses.values())
+
     def policy_for(self, run: str, policy: Policy) -> Policy:
         """Return the policy with the share of a run, if that is less than its own budget."""
         with self._lock:
@@ -40,15 +48,16 @@ class SharedBudget:
 
 
 def policies_of(views: Sequence[RunView], total: int | None) -> list[Policy]:
-    """Return the policy of each run, by its settings and its share of a total (None: no limit). Raises
-    CouldNotTellError as `prune` does."""
+    """Return the policy of each run, by its settings and its share of a total (None: no limit). One that cannot be
+    measured takes nothing of the others."""
     policies = [view.settings.retention() for view in views]
     if total is None:
         return policies
     shared = SharedBudget(total)
     for view, policy in zip(views, policies, strict=True):
-        budget = prune(view, msgspec.structs.replace(policy, keep_bytes=total), grace=0.0, dry_run=True).budget
-        shared.note(view.run.url, budget.after if budget is not None else None)
+        with contextlib.suppress(BusyError, CouldNotTellError):  # its own pruning says so
+            budget = prune(view, msgspec.structs.replace(policy, keep_bytes=total), grace=0.0, dry_run=True).budget
+            shared.note(view.run.url, budget.after if budget is not None else None)
     return [shared.policy_for(view.run.url, policy) for view, policy in zip(views, policies, strict=True)]
 
 

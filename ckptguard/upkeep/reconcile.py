@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from ckptguard.decisions.budget import WillThin
+from ckptguard.decisions.budget import Budget, WillThin
 from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval
 from ckptguard.decisions.turns import may_yield_for
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
@@ -605,8 +605,8 @@ class _Pass:
             policy = self.notes.shared.policy_for(self.view.run.url, policy)
         will_thin: WillThin = {}
         troubles = list[str]()
-        with noted(troubles, "nothing was pruned"):
-            will_thin = thinnable(self.view, policy, self.notes.never_thinned) if may_thin else {}
+        with noted(troubles, "nothing was pruned"):  # what cannot be thinned right now is not pruned for that
+            will_thin = thinnable(self.view, policy, self.notes.never_thinned)
         budget = None
         if not troubles:
             self._pruned, budget, troubles = prune_by_settings(self.view, policy, will_thin=will_thin)
@@ -614,11 +614,13 @@ class _Pass:
         if self.notes.shared is not None and budget is not None:
             self.notes.shared.note(self.view.run.url, budget.after)
         if not troubles and may_thin:
-            self._thin(policy if budget is None or not budget.to_thin else deeper(policy))
+            self._thin(policy, budget)
 
-    def _thin(self, policy: Policy) -> None:
-        """Thin one checkpoint that the policy names. The next pass follows at once: new saves come before old ones."""
-        begun = False
+    def _thin(self, policy: Policy, budget: Budget | None) -> None:
+        """Thin one checkpoint that the budget names, or else the policy. The next pass follows at once: new saves come
+        before old ones."""
+        begun, wanted = False, frozenset(() if budget is None else budget.to_thin)
+        policy = deeper(policy) if wanted else policy
 
         def may_begin(size: int) -> bool:
             nonlocal begun
@@ -629,7 +631,13 @@ class _Pass:
             return True
 
         work = msgspec.structs.replace(self.work, may_begin=may_begin, yield_for=may_yield_for(0.0, None))
-        thinned, troubles = thin(self.view, policy, work=work, refused=self.notes.never_thinned)
+        thinned, troubles = thin(
+            self.view,
+            policy,
+            work=work,
+            refused=self.notes.never_thinned,
+            only=lambda one: not wanted or one.path in wanted,
+        )
         self._thinned = tuple(one.path for one in thinned if one.files)
         self.notes.thin_at = time.monotonic() + _THIN_AGAIN if troubles else 0.0
         self.troubles += troubles

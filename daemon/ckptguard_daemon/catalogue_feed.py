@@ -15,7 +15,7 @@ from ckptguard.catalogue.look import RunLook, digest_of
 from ckptguard.catalogue.observe import observe
 from ckptguard.catalogue.rows import Event, Noted, event_key
 from ckptguard.decisions.fleet_health import Activity, going_on, stopped_saving
-from ckptguard.decisions.growth import full_in
+from ckptguard.decisions.growth import full_in, unless_room
 from ckptguard.decisions.run_summary import in_state
 from ckptguard.decisions.time_to_decision import new_decisions
 from ckptguard.engine.watched_run import Passed, WatchedRun
@@ -172,8 +172,10 @@ class CatalogueFeed:
         state, now = "guarded" if is_found else watched.state, time.time()
         of_run = self._of(watched.run_id)
         stopped = of_run.signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
-        has_budget = watched.settings.keep_bytes is not None or watched.shared is not None
-        grows = known.growth if not has_budget and ended is None else None
+        own = watched.settings.retention().keep_bytes
+        left = [] if own is None else [own - sum(known.bytes.values())]
+        left += [] if watched.shared is None else [watched.shared.left]
+        grows = unless_room(known.growth if ended is None else None, of_run.free, min(left, default=None))
         together = SHARED.note_growth(of_run.file_system, watched.run_id, grows or 0.0)
         known = msgspec.structs.replace(known, free=of_run.free, full_in=full_in(of_run.free, grows, together))
         return in_state(known, now, state, trouble, ended, stopped)

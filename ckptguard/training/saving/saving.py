@@ -114,10 +114,10 @@ class SaveQueue:
         self.last, self._since_full = step, None
 
     def begin(
-        self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False, full: bool = True
+        self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False, full_every: int = 1
     ) -> str:
-        """Save once no other save is in flight, without the optimizer unless it is `full`. Returns the checkpoint's
-        path in the run. Errors are raised.
+        """Save once no other save is in flight, without the optimizer unless a full save of `full_every` is due.
+        Returns the checkpoint's path in the run. Errors are raised.
 
         Without `blocking` it returns after the copy, and later errors go to `tell`. If the user `asked` for this save,
         they are also kept for `raise_unheard`. An earlier save that still waits for free space is dropped: training
@@ -129,7 +129,8 @@ class SaveQueue:
             self._tell_abandoned(
                 current, StorageFullError("there was no space for it until the next save was due", key="")
             )
-        self.drain()
+        self.drain()  # of the save before it is known now whether it stands
+        full = self.full_is_due(full_every)
         copied = None if blocking else self._copied(step, extra, full)
         save = copied or self._store.prepare(step, extra, full=full)
         if copied is None:

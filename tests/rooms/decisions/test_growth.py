@@ -8,7 +8,7 @@ from support.layouts import WRITERS
 from support.runs import QUICK
 from support.views import look
 
-from ckptguard.decisions.growth import filling_words, full_in, growth_of
+from ckptguard.decisions.growth import filling_words, full_in, growth_of, unless_room
 from ckptguard.inspect.status import status
 from ckptguard.records.run import open_run
 from ckptguard.runs.free_space import SharedSpace
@@ -75,7 +75,17 @@ def test_runs_of_one_disk_fill_it_together():
     assert shared.note_growth("disk 1", "/a", 0.0) == 3.0
 
 
-def test_status_says_it_of_a_run_without_a_budget(root, monkeypatch):
+@pytest.mark.parametrize(
+    ("free", "left", "expected"),
+    [(100, None, 1.0), (100, 101, 1.0), (100, 100, None), (100, -5, None), (0, 1, 1.0), (None, 5, 1.0)],
+)
+def test_a_budget_holds_a_run_only_if_there_is_room_for_it(free, left, expected):
+    """One that lets it grow by more than is free fills the disk like none."""
+    assert unless_room(1.0, free, left) == expected
+    assert unless_room(None, free, left) is None
+
+
+def test_status_says_it_unless_a_budget_holds_the_run(root, monkeypatch):
     """Ten saves of ten minutes each on a disk with room for two more of them."""
     for n in range(1, 11):
         folder = root / WRITERS["trainer"](root, n * 100, n * 100)
@@ -89,5 +99,8 @@ def test_status_says_it_of_a_run_without_a_budget(root, monkeypatch):
     assert found.growth == pytest.approx(size / 600, rel=0.01)
     assert found.full_in == pytest.approx(1200, rel=0.01)
     assert "20 minutes" in filling_words(found)
-    found = status(look(run, QUICK.changed(keep_bytes="1TB"))).summary
-    assert (found.full_in, filling_words(found)) == (None, None)
+    used = sum(found.bytes.values())
+    for budget, fills in (("1TB", True), (used + 3 * size, True), (used + size, False), (1, False)):
+        found = status(look(run, QUICK.changed(keep_bytes=budget))).summary
+        assert (found.full_in is not None) == fills, budget
+        assert (filling_words(found) is not None) == fills

@@ -15,13 +15,14 @@ from support.views import look
 from ckptguard.cli.entry import commands
 from ckptguard.decisions.budget import Space, cut_to_budget, shares
 from ckptguard.decisions.retention import Present, decide
-from ckptguard.errors import SettingsError
+from ckptguard.errors import SettingsError, StorageError
 from ckptguard.records.pins import pin_checkpoint
 from ckptguard.records.run import open_run
 from ckptguard.retention.space import measure_space
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.budget import SharedBudget, prune_and_thin
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.thin import thin
 from ckptguard.values.byte_sizes import parse_size
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Best, Policy
@@ -270,6 +271,75 @@ def test_a_pass_keeps_the_budget_of_the_settings(root):
     assert (done.pruned, done.thinned) == ((), ())
     assert disk_bytes(root) <= float(settings.keep_bytes)
     assert find_known_good(run).step == 800
+
+
+def test_a_run_that_cannot_be_read_holds_up_no_other_of_its_fleet(tmp_path):
+    """Its error is said, nothing of it goes, and the other one keeps the budget."""
+    for name in ("broken", "whole"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        make(tmp_path / "runs" / name, range(100, 900, 100))
+    for manifest in (tmp_path / "runs" / "broken" / "_ckptguard" / "manifests").rglob("*.json"):
+        manifest.chmod(0o600)
+        manifest.write_bytes(b"damaged")
+    before = disk_bytes(tmp_path / "runs" / "broken")
+    total = disk_bytes(tmp_path / "runs" / "whole") // 2
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'folders = ["runs"]\nkeep_bytes = {total}\n[settings]\nkeep = "none"\ntrash_grace = 0.0\n')
+    for _ in range(2):
+        done = click.testing.CliRunner().invoke(commands, ["fleet", "prune", str(file)])
+        assert done.exit_code == 1
+        assert "broken: the manifest of" in done.stderr
+    assert disk_bytes(tmp_path / "runs" / "broken") == before
+    assert disk_bytes(tmp_path / "runs" / "whole") <= total
+
+
+def test_what_could_not_be_thinned_just_now_is_not_pruned_instead(root, monkeypatch):
+    """A read fails while one is thinned. Until it is tried again nothing whole goes that thinning would spare."""
+    make(root, range(100, 900, 100))
+    run = open_run(str(root))
+    settings = NONE.changed(keep_bytes=str(disk_bytes(root) * 8 // 10), trash_grace=0.0)
+    notes, thins = PassNotes(), prune_and_thin(look(run), settings.retention(), grace=0.0, dry_run=True)
+    assert thins.thinned
+    assert not thins.removed
+    with monkeypatch.context() as fault:
+        fault.setattr("ckptguard.upkeep.thin.read_what_stays", raises(StorageError("the disk did not answer", key="")))
+        assert any("did not answer" in one for one in reconcile(look(run, settings), notes).could_not_tell)
+    for _ in range(3):
+        notes.prune_at = 0.0
+        done = reconcile(look(run, settings), notes)
+        assert (done.pruned, done.thinned) == ((), ())
+    for _ in range(12):
+        notes.prune_at = notes.thin_at = 0.0
+        assert reconcile(look(run, settings), notes).pruned == ()
+    assert disk_bytes(root) <= float(settings.keep_bytes)
+
+
+def raises(error):
+    """A function that raises this."""
+
+    def act(*_, **__):
+        raise error
+
+    return act
+
+
+def test_thinning_takes_nothing_where_it_frees_nothing(root):
+    """What would go of the oldest has a name outside of the run: they stay whole, in a plan and in a pass."""
+    make(root, range(100, 900, 100))
+    run, thinned = open_run(str(root)), thin(look(open_run(str(root))), Policy(thin_after=2), dry_run=True)[0]
+    old = [one.path for one in thinned[:3]]
+    for number, file in enumerate(file for one in thinned[:3] for file in one.files):
+        os.link(root / file, root.parent / f"outside-{number}")
+    settings = NONE.changed(keep_bytes=str(disk_bytes(root) * 9 // 10), trash_grace=0.0)
+    plan = prune_and_thin(look(run), settings.retention(), grace=0.0, dry_run=True)
+    assert plan.thinned
+    assert not plan.removed
+    assert not {one.path for one in plan.thinned} & set(old)
+    notes = PassNotes()
+    for _ in range(8):
+        notes.prune_at = 0.0
+        reconcile(look(run, settings), notes)
+    assert all((root / path / "optimizer.pt").exists() for path in old)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.cut import CutEntry, CutPickle
+from ckptguard.formats.pickle.cut import MOST, CutEntry, CutPickle
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import ReadProblem
 from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage
@@ -19,7 +19,7 @@ from ckptguard.formats.zip.fewer_records import Part, with_records
 from ckptguard.storage.protocol import Reader
 
 _ALIGNMENT = 64
-_MOST_METADATA = 64 << 20
+_LARGEST_ALIGNMENT = 1 << 15  # what a header has room for
 _INT = b"\x8a\x08"  # a whole number of eight bytes
 
 
@@ -33,6 +33,8 @@ def archive_without(reader: Reader, places: Collection[tuple[str, ...]]) -> list
     problems = list(archive.problems)
     if problems or archive.too_large or pickled is None or "constants.pkl" in archive.records:
         raise ReadProblem("it is no archive that torch.save writes")
+    if pickled.size > MOST:
+        raise ReadProblem(f"its pickle has {pickled.size} bytes", too_large=True)
     if wrong_sum(reader, pickled, "data.pkl"):
         raise ReadProblem("its pickle has a wrong checksum")
     old = reader.read(pickled.offset, pickled.size)
@@ -40,6 +42,8 @@ def archive_without(reader: Reader, places: Collection[tuple[str, ...]]) -> list
     gone = _storages(old) - _storages(new)
     stated = archive.records.get(".storage_alignment")
     alignment = int(reader.read(stated.offset, min(stated.size, 8))) if stated is not None else _ALIGNMENT
+    if alignment > _LARGEST_ALIGNMENT:
+        raise ReadProblem(f"its data is aligned to {alignment} bytes")
     prefix = f"{archive.root}/"
     offsets = {prefix + name: record.offset for name, record in archive.records.items()}
     listed = read_directory(reader, find_tail(reader), problems, "torch")
@@ -49,15 +53,20 @@ def archive_without(reader: Reader, places: Collection[tuple[str, ...]]) -> list
 
 def _cut(pickle: CutPickle, places: Collection[tuple[str, ...]]) -> bytes:
     edits = {}
+    inside: dict[tuple[str, ...], dict[str | None, list[CutEntry]]] = {}
     for place in places:
         entry: CutEntry | None = None
-        for key in place:
-            found = [one for one in pickle.entries(entry) if pickle.text(one.key) == key]
-            if len(found) != 1:
+        for depth, key in enumerate(place):
+            found = inside.get(place[:depth])
+            if found is None:
+                found = inside[place[:depth]] = {}
+                for one in pickle.entries(entry):
+                    found.setdefault(pickle.text(one.key), []).append(one)
+            if len(found.get(key, ())) != 1:
                 raise ReadProblem(f"it has no entry {'.'.join(place)} of its own")
-            entry = found[0]
+            [entry] = found[key]
         if entry is not None:
-            edits[entry.key] = entry.end, b""
+            edits[entry.key] = entry.next, b""
     return pickle.edited(edits)
 
 
@@ -80,22 +89,30 @@ def distributed_without(
     pickle = CutPickle(metadata)
     fields = {pickle.text(entry.key): entry for entry in pickle.entries()}
     edits: dict[int, tuple[int, bytes]] = {}
-    begin = tuple(".".join(place) for place in places)
+    begin, deepest = {".".join(place) for place in places}, max(map(len, places))
+    tops = {place[0] for place in places}
 
     def goes(name: str | None) -> bool:
         if name is None:
             raise ReadProblem("its .metadata has a name that is not text")
-        return name in begin or name.startswith(tuple(f"{one}." for one in begin))
+        keys = name.split(".", deepest)
+        return any(".".join(keys[:count]) in begin for count in range(1, deepest + 1))
 
     for field in ("state_dict_metadata", "planner_data"):
-        if field in fields:
-            edits |= {e.key: (e.end, b"") for e in pickle.entries(fields[field]) if goes(pickle.text(e.key))}
+        for entry in pickle.entries(fields[field]) if field in fields else ():
+            if not goes(pickle.text(entry.key)):
+                continue
+            if field == "planner_data" and pickle.first_text(entry.value) not in tops:
+                raise ReadProblem("a dot in its .metadata is part of a name")
+            edits[entry.key] = entry.next, b""
     kept: dict[str, list[tuple[int, int, CutEntry]]] = {name: [] for name in sizes}
     cut = set[str]()
     if "storage_data" not in fields or not edits:
         raise ReadProblem("its .metadata does not name them")
     for entry in pickle.entries(fields["storage_data"]):
-        index = {pickle.text(e.key): e for e in pickle.entries(CutEntry(entry.key, entry.key, entry.value))}
+        index = {
+            pickle.text(e.key): e for e in pickle.entries(CutEntry(entry.key, entry.key, entry.value, entry.value))
+        }
         place = {pickle.text(e.key): e for e in pickle.entries(entry)}
         if "fqn" not in index or not {"relative_path", "offset", "length"} <= place.keys():
             raise ReadProblem("its .metadata describes a range in an unknown way")
@@ -104,7 +121,7 @@ def distributed_without(
         if file not in kept or offset + length > sizes[file]:
             raise ReadProblem("its .metadata names a range that is not there")
         if goes(pickle.text(index["fqn"].value)):
-            edits[entry.key] = entry.end, b""
+            edits[entry.key] = entry.next, b""
             cut.add(file)
         else:
             kept[file].append((offset, length, place["offset"]))

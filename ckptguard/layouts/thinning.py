@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -45,11 +45,22 @@ _ANEW = ("torch_zip", "distcp")
 _WEIGHTS = ("model", "ema", "")
 _SMALL = ("scheduler", "scaler")
 _FSDP = re.compile(r"optimizer_\d+/(?:\.metadata|__\d+_\d+\.distcp)")  # Accelerate's sharded optimizer state
+_MOMENTS = (
+    r"(?:max_)?exp_avgs?(?:_(?:sqs?|var|inf|slow|fast|diff|res|row|col))*|momentum_buffer"
+    r"|square_avg|grad_avg|acc_delta|sum|state[12]|absmax[12]|qmap[12]"
+)
 # What optimizers name: by the number of a parameter, or by the name of their own tensor after that of a parameter.
 _STATE = re.compile(
     r"(?:^|\.)state\.\d+\.(?!(?:weight|bias)$)|(?:^|\.)(?:max_)?(?:exp_avg\w*|momentum_buffer)(?:\.|$)"
-    r"|^state\..+\.(?:step|square_avg|grad_avg|acc_delta|sum|state[12]|absmax[12]|qmap[12])$"
+    rf"|^state\..+\.(?:step|{_MOMENTS})$"
 )
+_MOMENT = re.compile(rf"\.(?:{_MOMENTS})$")
+# Averages of weights that an optimizer keeps: NeMo's, torch's ASGD, SWA, Lookahead, the schedule-free ones.
+_AVERAGE = re.compile(
+    r"\.(?:ema|ema_(?:weights|params|model|state_dict)|shadow_\w+|swa_\w+|slow_\w+)(?:\.|$)|\.(?:ax|z)$"
+)
+_ALSO_A_MODEL = re.compile(r"opts?(?:_?\d+)?", re.IGNORECASE)  # OPT
+_DEEPEST = 3  # keys that lead to an entry: of a wrapper, of what is in it, and its state
 _IN_SHARDS = "its weights are in the optimizer's shards (DeepSpeed ZeRO-3)"
 _IN_ONE_FILE = "its optimizer state is in the same files as its weights, and no entry there is the optimizer's alone"
 _LEGACY = "its optimizer state is in a file of the format that torch wrote before 1.6, which is not written anew"
@@ -62,7 +73,7 @@ class Anew(msgspec.Struct, frozen=True):
     """A file that is to be written anew without some entries. `tensors` stay."""
 
     file: File
-    places: tuple[Place, ...]
+    places: frozenset[Place]
     tensors: tuple[Tensor, ...]
 
     @property
@@ -151,25 +162,33 @@ def _anew(manifest: Manifest, goes: Collection[File]) -> Iterator[Anew]:
                 yield Anew(file, places, tensors)
 
 
-def _places(tensors: Iterable[Tensor]) -> tuple[Place, ...]:
-    """Return the entries whose tensors are all an optimizer's, by the names of the entry or of the tensors."""
+def _places(tensors: Iterable[Tensor]) -> frozenset[Place]:
+    """Return the entries whose tensors are all an optimizer's: those with its name, and any other's ``state`` that has
+    moments. What else is in such another one stays."""
     inside: dict[Place, list[Tensor]] = {}
     for tensor in tensors:
-        keys = tensor.name.split(".", 2)
+        keys = tensor.name.split(".", _DEEPEST)
         depth = 2 if keys[0] in WRAPPERS else 1
+        if len(keys) > depth and key_role(keys[depth - 1]) != _OPTIMIZER:
+            depth = depth + 1 if keys[depth] == "state" else len(keys)
         if len(keys) > depth:
             inside.setdefault(tuple(keys[:depth]), []).append(tensor)
-    return tuple(
-        place
-        for place, own in inside.items()
-        if any(math.prod(tensor.shape) > 1 for tensor in own)
-        and not any(_may_be_weight(tensor, place[-1]) for tensor in own)
-    )
+    return frozenset(place for place, own in inside.items() if _are_optimizers(place[-1], own))
 
 
-def is_in(name: str, places: Iterable[Place]) -> bool:
+def _are_optimizers(entry: str, own: Sequence[Tensor]) -> bool:
+    large = [tensor for tensor in own if math.prod(tensor.shape) > 1]
+    if not large or any(_may_be_weight(tensor, entry) for tensor in large):
+        return False
+    if key_role(entry) == _OPTIMIZER:  # and no module of a model has this name
+        return not any(tensor.role in _WEIGHTS for tensor in large)
+    return any(_MOMENT.search(tensor.name) for tensor in large)
+
+
+def is_in(name: str, places: Collection[Place]) -> bool:
     """True if a dotted name is below one of these entries."""
-    return any(name.startswith(f"{'.'.join(place)}.") for place in places)
+    keys = tuple(name.split(".", _DEEPEST))
+    return any(keys[:depth] in places for depth in range(1, len(keys)))
 
 
 def _is_for_resume(manifest: Manifest, file: File) -> bool:
@@ -187,6 +206,9 @@ def _is_for_resume(manifest: Manifest, file: File) -> bool:
 
 def _may_be_weight(tensor: Tensor, entry: str) -> bool:
     """True unless the name of its entry, or its own, is one of an optimizer, or it is one number: the file's name alone
-    does not say it."""
-    is_optimizers = key_role(entry) == _OPTIMIZER or _STATE.search(tensor.name) is not None
-    return math.prod(tensor.shape) > 1 and not is_optimizers
+    does not say it. An optimizer may keep an average of the weights, which nothing else has."""
+    if math.prod(tensor.shape) <= 1:
+        return False
+    is_named = key_role(entry) == _OPTIMIZER and not _ALSO_A_MODEL.fullmatch(entry)
+    is_optimizers = is_named or _STATE.search(tensor.name) is not None
+    return not is_optimizers or _AVERAGE.search(tensor.name) is not None

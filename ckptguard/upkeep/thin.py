@@ -154,8 +154,8 @@ def _why_not(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> str:
 def _take(view: RunView, policy: Policy, plan: _Plan, whole: Manifest, work: Work) -> str:
     """Thin a checkpoint. Returns what is wrong, "" for nothing; then it is as it was. Raises ReadProblem if a file
     cannot be written anew."""
-    run, checkpoint, split = view.run, plan.checkpoint, plan.split
-    with written_anew(view, split, work) as staged:
+    run, checkpoint = view.run, plan.checkpoint
+    with written_anew(view, plan.split, work) as (staged, split):
         before = _structures(view, split, work)
         scan = read_what_stays(view, checkpoint, [file.path for file in split.stays], staged, work)
         becomes = _becomes(view, checkpoint, whole, split, scan)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
 
 from ckptguard.errors import StoppedError, StorageFullError
 from ckptguard.formats.structure import ReadProblem
 from ckptguard.formats.table import is_dcp_metadata
 from ckptguard.formats.zip.fewer_records import Part
 from ckptguard.keep.room import measure
-from ckptguard.layouts.thinning import Split
+from ckptguard.layouts.thinning import Anew, Split
 from ckptguard.runs.free_space import SHARED
 from ckptguard.runs.publish import Place, staging
 from ckptguard.runs.removal import remove_temporary
@@ -32,25 +34,28 @@ _TRIAL = ("one", "other")
 
 
 @contextlib.contextmanager
-def written_anew(view: RunView, split: Split, work: Work) -> Iterator[Place | None]:
-    """Yield the place of the files that are written anew, None if there are none. What is left there goes at the end.
+def written_anew(view: RunView, split: Split, work: Work) -> Iterator[tuple[Place | None, Split]]:
+    """Yield the place of the files that are written anew, None if there are none, and the split, to which files are
+    added that lose no tensor. What is left there goes at the end.
 
     Raises ReadProblem if one cannot be written anew surely, and StorageFullError if there is too little room.
     """
     if not split.anew:
-        yield None
+        yield None, split
         return
-    run, size, room = view.run, sum(one.file.size - one.bytes for one in split.anew), measure(view)
+    run, contents, room = view.run, _contents(view.run.storage, split), measure(view)
+    split = _with_all(split, contents)
+    size = sum(one.file.size - one.bytes for one in split.anew)
     if room.free is not None and room.free < size + room.needed:
         raise StorageFullError(f"{size} bytes more would take the room of the next saves", key="")
     pace = Pace(work.rate, lambda: _stop(work))
     with staging(run.records, RECORD) as staged, SHARED.copying(room.file_system, size):
         _try_to_exchange(staged.place)
         with shown_as_written(run.records.path_of(staged.place.key(""))):
-            for path, parts in _contents(run.storage, split).items():
+            for path, parts in contents.items():
                 if parts:
                     _write(run.storage, staged.place, path, parts, pace)
-            yield staged.place
+            yield staged.place, split
 
 
 def _stop(work: Work) -> None:
@@ -87,6 +92,18 @@ def _contents(storage: Storage, split: Split) -> dict[str, list[Part]]:
             with storage.open(one.file.path) as reader:
                 found[one.file.path] = archive_without(reader, one.places)
     return found
+
+
+def _with_all(split: Split, contents: Collection[str]) -> Split:
+    """Add what only metadata tells: files with values of an optimizer that are no tensors, or with nothing else."""
+    places = {one.file.path.rpartition("/")[0]: one.places for one in split.anew}
+    known = {one.file.path for one in split.anew}
+    more = {file.path: file for file in split.stays if file.path in contents and file.path not in known}
+    return msgspec.structs.replace(
+        split,
+        stays=tuple(file for file in split.stays if file.path not in more),
+        anew=(*split.anew, *(Anew(f, places[path.rpartition("/")[0]], f.tensors) for path, f in more.items())),
+    )
 
 
 def _write(storage: Storage, staged: Place, path: str, parts: Sequence[Part], pace: Pace) -> None:

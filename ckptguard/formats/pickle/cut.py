@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckptguard.formats.structure import ReadProblem
 
-_MOST = 64 << 20
+MOST = 64 << 20
 _DEEPEST = 50
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 _GETS = ("GET", "BINGET", "LONG_BINGET")
@@ -61,18 +61,19 @@ def _refusing() -> Iterator[None]:
 
 
 class CutEntry(NamedTuple):
-    """One entry of a dict: where its key, its value and the next thing begin."""
+    """One entry of a dict: where its key and its value begin, where that ends, and where the next thing begins."""
 
     key: int
     value: int
     end: int
+    next: int
 
 
 class CutPickle:
     """A pickle whose entries can be looked at and cut. Raises ReadProblem for anything that no usual pickler writes."""
 
     def __init__(self, data: bytes) -> None:
-        if len(data) > _MOST:
+        if len(data) > MOST:
             raise ReadProblem(f"its pickle has {len(data)} bytes", too_large=True)
         self._data = data
         self._terms: dict[int, tuple[int, int]] = {}  # by their number in the memo
@@ -92,7 +93,14 @@ class CutPickle:
             name = self._name(position)
         if name not in _TEXTS:
             return None
-        return self._data[position + _TEXTS[name] : self._after(position)].decode("utf-8", "surrogatepass")
+        try:
+            return self._data[position + _TEXTS[name] : self._after(position)].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # Python 2 wrote it
+            return None
+
+    def first_text(self, begin: int) -> str | None:
+        """Return the text that is first in a tuple that begins at a place, None for any other value."""
+        return self.text(begin + 1 if self._name(begin) == "MARK" else begin)
 
     def integer(self, begin: int) -> int:
         """Return the whole number, not below 0, that begins at a place. Raises ReadProblem for any other value."""
@@ -172,8 +180,8 @@ class CutPickle:
                         self._terms[number] = one, its_end
             if op.name in ("SETITEM", "SETITEMS") and not marks and len(stack) <= 2:
                 last = after if op.name == "SETITEM" else position
-                pairs = zip(taken[::2], taken[1::2], [*taken[2::2], last], strict=True)
-                found[len(stack) - 1].extend(CutEntry(*pair) for pair in pairs)
+                places = zip(taken[::2], taken[1::2], ends[1::2], [*taken[2::2], last], strict=True)
+                found[len(stack) - 1].extend(CutEntry(*place) for place in places)
             if op.pushes and not fills:
                 stack.append(2 * start + (op.name in _GETS))
             position = after
@@ -181,36 +189,31 @@ class CutPickle:
             raise ReadProblem("its pickle ends early")
         return found[0] or found[1]
 
-    def _starts(self) -> dict[int, list[int]]:
-        """Return the numbers in the memo by where their values begin."""
-        starts: dict[int, list[int]] = {}
-        for number, (begin, _) in self._terms.items():
-            starts.setdefault(begin, []).append(number)
-        return starts
-
     def _copy(self, begin: int, end: int, copy: _Copy, depth: int) -> None:
         """Append the opcodes of a range. What they recall, and was left out, comes where it is first recalled."""
         if depth > _DEEPEST:
             raise ReadProblem("what stays refers to what goes in a circle")
         position = begin
         while position < end:
-            again = [n for n in copy.starts.get(position, ()) if n in copy.put] if depth else []
+            again = copy.last.get(position) if depth else None
             if not depth and position in copy.edits:
                 position, new = copy.edits[position]
                 copy.out += new
                 continue
-            if again:  # it was copied before
-                number = max(again, key=lambda n: self._terms[n][1])
-                copy.out += _with_number(b"hj", number)
-                position = self._terms[number][1]
+            if again is not None:  # it was copied before
+                copy.out += _with_number(b"hj", again)
+                position = self._terms[again][1]
                 continue
             name, after = self._name(position), self._after(position)
             number = self._number(position) if name in _PUTS or name in _GETS else -1
             if name in _PUTS:
+                if number in copy.put:
+                    raise ReadProblem("what stays refers to what goes in a circle")
                 copy.put.add(number)
+                if depth:
+                    copy.last[self._terms[number][0]] = number
                 copy.out += _with_number(b"qr", number)
             elif number >= 0 and number not in copy.put:
-                copy.starts = copy.starts or self._starts()
                 self._copy(*self._terms[number], copy, depth + 1)
             elif name != "FRAME":
                 copy.out += self._data[position:after]
@@ -218,11 +221,11 @@ class CutPickle:
 
 
 class _Copy:
-    """What was copied so far, and what of the memo is `put` in it."""
+    """What was copied so far, and what of the memo is `put` in it; of what was recalled the `last` number by where its
+    value begins."""
 
     def __init__(self, edits: Mapping[int, tuple[int, bytes]]) -> None:
-        self.edits, self.put, self.out = edits, set[int](), bytearray()
-        self.starts: dict[int, list[int]] = {}  # only where something is recalled that was left out
+        self.edits, self.put, self.last, self.out = edits, set[int](), dict[int, int](), bytearray()
 
 
 def _with_number(codes: bytes, number: int) -> bytes:

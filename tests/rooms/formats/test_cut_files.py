@@ -93,7 +93,7 @@ def test_python_loads_the_same_values_without_the_entries(protocol, pickler):
         cut = CutPickle(raw)
         entries = cut.entries()
         assert [cut.text(entry.key) for entry in entries] == list(state)
-        new = cut.edited({entry.key: (entry.end, b"") for entry in entries if cut.text(entry.key) in goes})
+        new = cut.edited({entry.key: (entry.next, b"") for entry in entries if cut.text(entry.key) in goes})
         whole = pickle.loads(raw)
         for key in goes:
             del whole[key]
@@ -137,9 +137,48 @@ def test_bytes_at_random_never_end_in_another_error():
             data[chance.randrange(len(data))] = chance.randrange(256)
         try:
             cut = CutPickle(bytes(data))
-            cut.edited({entry.key: (entry.end, b"") for entry in cut.entries()[::2]})
+            cut.edited({entry.key: (entry.next, b"") for entry in cut.entries()[::2]})
         except ReadProblem:
             pass
+
+
+def without(raw, key):
+    """The pickle of a dict without one entry."""
+    cut = CutPickle(raw)
+    return cut.edited({entry.key: (entry.next, b"") for entry in cut.entries() if cut.text(entry.key) == key})
+
+
+def test_a_circle_through_what_goes_is_refused():
+    """Made twice, a tuple that is in its own list would be two tuples."""
+    circle = []
+    circle.append((circle, 1))
+    with pytest.raises(ReadProblem, match="circle"):
+        without(pickle.dumps({"goes": circle, "stays": circle[0]}, 2), "goes")
+
+
+def test_values_that_begin_together_take_no_longer_than_others():
+    """Tuples in tuples, each recalled: a search among all of them for each would take minutes."""
+    count = 30_000
+    nested = b"]" + b"".join(b"\x85r" + number.to_bytes(4, "little") for number in range(count))
+    recalled = b"(" + b"".join(b"j" + number.to_bytes(4, "little") for number in range(count)) + b"t"
+    raw = b"\x80\x02}(X\x01\0\0\0a" + nested + b"X\x01\0\0\0b" + recalled + b"u."
+    assert len(pickle.loads(without(raw, "a"))["b"]) == count
+
+
+def test_a_key_that_is_no_text_is_not_found():
+    """Python 2 wrote bytes as texts."""
+    cut = CutPickle(b"\x80\x02}(U\x01\xffK\x01U\x01aK\x02u.")
+    assert [cut.text(entry.key) for entry in cut.entries()] == [None, "a"]
+
+
+@pytest.mark.parametrize("limit", ["MOST", "_LARGEST_ALIGNMENT"])
+def test_what_is_too_large_is_refused_before_it_is_read(limit, monkeypatch):
+    """A pickle may hold the bytes of a replay buffer, and torch can align data to any number."""
+    monkeypatch.setattr(f"ckptguard.formats.without_entries.{limit}", 20)
+    monkeypatch.setattr("ckptguard.formats.without_entries._ALIGNMENT", 64)
+    reader = MemoryReader("x.pt", archive({"optimizer": {"m": torch.ones(5)}, "model": torch.ones(6)}))
+    with pytest.raises(ReadProblem, match="bytes"):
+        archive_without(reader, [("optimizer",)])
 
 
 def archive(state):
@@ -189,6 +228,9 @@ def test_an_entry_inside_another_goes():
     reader = MemoryReader("x.pt", raw)
     new = assembled(reader, archive_without(reader, [("app", "optim")]))
     assert repr(torch.load(io.BytesIO(new))) == repr({"app": {"model": {"w": torch.ones(6)}}, "step": 3})
+    reader = MemoryReader("x.pt", archive({"app": {"optim": {"m": torch.ones(5)}, "w": 5}}))  # one entry alone
+    new = assembled(reader, archive_without(reader, [("app", "optim")]))
+    assert torch.load(io.BytesIO(new)) == {"app": {"w": 5}}
 
 
 @pytest.mark.parametrize("place", [("nothing",), ("model", "w"), ("step", "x")])

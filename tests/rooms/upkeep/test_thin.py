@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -18,11 +19,13 @@ import click.testing
 import msgspec
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from support.crashes import Killed, kill_at
 from support.faults import flip
 from support.guards import guarded
 from support.json_documents import EXAMPLES, ordered, shape
 from support.layouts import WRITERS
+from support.layouts import sharded as save_sharded
 from support.records_on_disk import files_of
 from support.runs import QUICK
 from support.views import look
@@ -363,6 +366,101 @@ def test_no_file_goes_whose_own_tensors_may_be_weights(name, state, goes, root):
     for path, one in done.items():
         assert set(one.files) == ({f"{path}/optim_2.pt", f"{path}/{name}"} if goes else set())
         assert goes or f"{name} holds tensors that may be weights" in one.reason
+
+
+ADAM = {"state": {0: {"exp_avg": torch.ones(8, 8)}}, "param_groups": [{"lr": 0.1}]}
+TWICE = {"state.0.linear.weight": WEIGHT, "state.1.linear.weight": WEIGHT}
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["file", "dcp"])
+@pytest.mark.parametrize(
+    ("beside", "goes"),
+    [
+        ({"optimizer_G": ADAM, "d_opt": ADAM}, [("optimizer_G", "state"), ("d_opt", "state")]),
+        ({"opt": ADAM}, [("opt",)]),
+        ({"opt": {"decoder.weight": WEIGHT}}, []),  # a model of that name
+        ({"trainer": {"optimizer": ADAM, "epoch": 3}}, []),
+        ({"agent": {"state": ADAM["state"], "epoch": 3}}, [("agent", "state")]),
+        ({"exp_avg_model": {"layer.weight": WEIGHT}}, []),  # an average of the weights
+        ({"encoder": TWICE}, []),
+        ({"encoder": {"state": {0: {"kernel": WEIGHT}}}}, []),
+        ({"state": {"metrics": {"loss": {"sum": WEIGHT}}, "optimizer": ADAM}}, [("state", "optimizer")]),
+        ({"app": {"optimizer": ADAM}}, [("app", "optimizer")]),
+    ],
+)
+def test_an_entry_goes_only_if_all_in_it_is_an_optimizers(beside, goes, sharded, root):
+    """By its name, or else only the part that holds moments: whatever else is beside these stays."""
+    for step in (100, 200, 300):
+        state = {"net": {"layer.weight": torch.full((8, 8), float(step))}, "optimizer": ADAM}
+        state |= {name: copy.deepcopy(value) for name, value in beside.items()}
+        if sharded:
+            save_sharded(root / f"step_{step}", state)
+        else:
+            root.mkdir(exist_ok=True)
+            torch.save(state, root / f"step_{step}.pt")
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    before = loaded(in_place(root))
+    assert [bool(one.files) for one in thinned_of(root).values()] == [True]
+    after = loaded(in_place(root))
+    for key, whole in before.items():
+        for place in [("optimizer",), *goes] if "100" in key else ():
+            functools.reduce(dict.__getitem__, place[:-1], whole).pop(place[-1])
+            if sharded and len(place) > 1 and not functools.reduce(dict.__getitem__, place[:-1], whole):
+                whole.pop(place[0])  # no empty dict is stored there
+        assert flat(after[key]) == flat(whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_values_that_are_no_tensors_go_from_every_file_of_a_sharded_one(threads, root):
+    """torch spreads them over its threads' files: one has weights, and of the optimizer a learning rate alone."""
+    for step in (300, 200, 100):
+        model = {"w": torch.full((100, 100), float(step)), "v": torch.ones(90, 90)}
+        state = {"model": model, "optim": ADAM, "step": 3, "name": "x"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a single process saves is what we want
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(root / f"step_{step}", thread_count=threads))
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    assert len(thinned_of(root)) == 1
+    after = loaded({k: v for k, v in in_place(root).items() if "100" in k})
+    assert flat(after["step_100/.metadata"]) == flat({k: v for k, v in state.items() if k != "optim"})
+    assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+
+
+AVERAGES = {
+    "asgd": {"state": {0: {"ax": WEIGHT}}},
+    "schedule-free": {"state": {0: {"z": WEIGHT, "exp_avg_sq": WEIGHT}}},
+    "swa": {"state": {0: {"momentum_buffer": WEIGHT, "swa_buffer": WEIGHT}}},
+    "nemo": {"opt": ADAM, "ema": (WEIGHT, WEIGHT)},
+    "lookahead": {"state": {0: {"slow_buffer": WEIGHT, "exp_avg": WEIGHT}}},
+}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own file", "one file"])
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_an_average_of_the_weights_that_an_optimizer_keeps_stays(kind, own, root):
+    """It is what is evaluated, and nothing else has it."""
+    for step in (100, 200, 300):
+        folder = root / f"step_{step}"
+        folder.mkdir(parents=True)
+        model = {"layer.weight": torch.full((8, 8), float(step))}
+        torch.save(model if own else {"net": model, "optimizer": AVERAGES[kind]}, folder / "model.pt")
+        if own:
+            torch.save(AVERAGES[kind], folder / "optimizer.pt")
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    before = in_place(root)
+    [one] = thinned_of(root).values()
+    assert one.files == ()
+    assert in_place(root) == before
+
+
+def test_a_name_with_a_dot_is_no_entry_of_a_sharded_optimizer(root):
+    """A flat state dict has a module of the name that the optimizer beside it has: all stays."""
+    for step in (100, 200, 300):
+        state = {"optim.weight": torch.full((8, 8), float(step)), "head.weight": WEIGHT, "optim": ADAM}
+        save_sharded(root / f"step_{step}", state)
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    [one] = thinned_of(root).values()
+    assert (one.files, one.reason) == ((), "a dot in its .metadata is part of a name")
 
 
 def test_another_generation_is_not_touched(root):

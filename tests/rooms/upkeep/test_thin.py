@@ -40,12 +40,15 @@ from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
 from ckptguard.retention import trash
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.storage.local.local_storage import LocalStorage, LocalUpload
+from ckptguard.upkeep.budget import prune_and_thin
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.thin import thin, thin_too
 from ckptguard.values.ids import CheckpointId
@@ -685,6 +688,7 @@ class Sequence:
         self.root, self.layout, self.random, self.step = root, layout, random.Random(seed), 0
         self.saved: dict[str, dict[str, bytes]] = {}  # the bytes of each checkpoint as it was saved
         self.seen: dict[bytes, bool] = {}
+        self.replica = root.with_name("replica")
         self.said = [f"seed {seed}, {layout}"]
         self.save()
 
@@ -693,9 +697,8 @@ class Sequence:
         return open_run(str(self.root))
 
     def go_on(self):
-        act = self.random.choice(
-            (self.save, self.save, self.thin, self.thin, self.prune, self.kill, self.restore, self.back)
-        )
+        often = (self.save, self.save, self.thin, self.thin, self.kill)
+        act = self.random.choice((*often, self.prune, self.budget, self.restore, self.back, self.send, self.mend))
         self.said.append(act.__name__)
         act()
         self.check()
@@ -715,6 +718,33 @@ class Sequence:
         policy = Policy(keep_last=self.random.choice((2, 3, 5)), thin_after=self.random.choice((None, 2)))
         done = thin_too(look(self.run, NONE), prune(look(self.run, NONE), policy, grace=grace))
         assert done.could_not_tell == (), self.said
+
+    def budget(self):
+        """Whatever the budget is, the newest whole ones stay: some are above what it asks for."""
+        policy = Policy(keep_bytes=self.random.choice((1, 60_000, 120_000, 10**9)))
+        done = prune_and_thin(look(self.run, NONE), policy, grace=self.random.choice((0.0, DAY)))
+        assert done.could_not_tell == (), self.said
+
+    def send(self):
+        """To a replica, which may be thinned with the run; then all is read again."""
+        done = replicate(look(self.run, self.settings(self.random.random() < 0.5)), str(self.replica))
+        assert done.trouble is None, self.said
+        scrubbed = scrub(look(self.run, NONE))
+        assert scrubbed.could_not_tell == (), (self.said, scrubbed)
+
+    def mend(self):
+        """A byte of a whole good one is damaged, and comes back from the replica."""
+        settings = self.settings(False)
+        assert replicate(look(self.run, settings), str(self.replica)).trouble is None, self.said
+        path = os.path.relpath(find_known_good(self.run).path, self.root)
+        key = max(self.saved[path], key=lambda key: len(self.saved[path][key]))
+        flip(self.root / key, -20)
+        repaired = repair(look(self.run, settings), path)
+        assert repaired.could_not_tell == (), (self.said, repaired)
+        assert (self.root / key).read_bytes() == self.saved[path][key], self.said
+
+    def settings(self, thins):
+        return NONE.changed(replicas=(str(self.replica),), replica_thin=thins)
 
     def kill(self):
         """Killed at any step of a thinning; then somebody verifies, or a pass is made, or the next act comes."""
@@ -775,8 +805,8 @@ class Sequence:
 @pytest.mark.parametrize("layout", ["trainer", "zero2", "accelerate-fsdp", "lightning", "dcp"])
 @pytest.mark.parametrize("seed", range(400 if FULL else 2))
 def test_whatever_is_done_a_whole_one_is_known_good_and_no_weight_is_lost(seed, layout, root):
-    """Save, thin, prune, roll back, restore, be killed in a thinning, in any order: known-good is as it was saved, and
-    of each checkpoint in place only what a resume needs may be gone."""
+    """Save, thin, prune, keep a budget, replicate, scrub, repair, roll back, restore, be killed in a thinning, in any
+    order: known-good is as it was saved, and of each checkpoint in place only what a resume needs may be gone."""
     sequence = Sequence(root, seed, layout)
     for _ in range(20):
         sequence.go_on()

@@ -8,6 +8,7 @@ staged file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -323,6 +324,9 @@ def _stage(run: Run, damaged: Damaged, source: CopySource, staged: Place, *, how
     if wrong is None:
         found = reread(staged.storage, staged.key(damaged.path), damaged.file)
         wrong = None if found is None else found.message
+    if wrong is None and staged.storage.root is not None and damaged.file.mtime_ns is not None:
+        # With a new time, the next damage to it would look as if training saved it again.
+        os.utime(staged.storage.path_of(staged.key(damaged.path)), ns=(damaged.file.mtime_ns,) * 2)
     return None if wrong is None else f"{damaged.path} was not copied correctly: {wrong}"
 
 

@@ -20,6 +20,7 @@ from support.kept_runs import (
     outcomes,
     told,
 )
+from support.layouts import WRITERS
 from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
@@ -38,6 +39,7 @@ from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification.target import verify_target
 
 ID_100 = CheckpointId("sharded-#", 100, 1)
 
@@ -343,6 +345,24 @@ def test_a_replica_helps_where_no_copy_does(root, tmp_path):
     assert ("200.1", "place", "bad") in told(scrub(look(open_run(replica))))
     found = {(f.place, f.repaired) for f in repair(look(run, settings), "sharded-200").files}
     assert found == {("kept", False), ("place", False)}
+
+
+@pytest.mark.parametrize("source", ["copy", "replica"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"])
+def test_what_was_repaired_can_be_damaged_and_repaired_again(root, tmp_path, source, name):
+    """Whatever file it is, and wherever its bytes came from: it has the time of its save, so it is no new one."""
+    settings = QUICK.changed(keep="copy" if source == "copy" else "none", replicas=(str(tmp_path / "replica"),))
+    run = guarded(root, keep=settings.keep, writer=WRITERS["trainer"])
+    if source == "replica":
+        assert replicate(look(run, settings), *settings.replicas).behind == 0
+    whole, path = contents(root, "checkpoint-200"), f"checkpoint-200/{name}"
+    for verified in (False, False, True):
+        flip(root / path, -20 if len(whole[path]) > 20 else 0)
+        if verified:
+            assert verify_target(str(root), settings).outcome is Outcome.BAD
+        [file] = repair(look(run, settings), "checkpoint-200").files
+        assert (file.file, file.repaired) == (path, True)
+        assert contents(root, "checkpoint-200") == whole
 
 
 @pytest.mark.parametrize("moment", ["before the move", "after the move"])

@@ -44,7 +44,7 @@ from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.replicas.start_run import regain
 from ckptguard.reporting.open_and_close import close_incident, close_incidents_about
-from ckptguard.runs.find_known_good import ANY, KnownGood, Wanted, candidate_of, known_good_candidates
+from ckptguard.runs.find_known_good import ANY, KnownGood, Wanted, candidate_of, known_good_candidates, none_found
 from ckptguard.runs.history import History, names_alone
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
@@ -279,6 +279,8 @@ def _age(checkpoint: Checkpoint) -> float:
 
 
 def _nothing_good(view: RunView) -> NoKnownGoodError:
+    if next(known_good_candidates(view, Wanted(thinned=True)), None) is not None:
+        return none_found(view.run, None)  # which names the good weights
     hint = f"ckptguard verify {shlex.quote(view.run.url)} says why; to start from the beginning, move them away"
     return NoKnownGoodError(f"{view.run.url} holds checkpoints, but none of them is good", hint=hint)
 

@@ -11,6 +11,7 @@ import msgspec
 from ckptguard.decisions.budget import WillThin, shares
 from ckptguard.errors import BusyError, CouldNotTellError
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, prune
+from ckptguard.retention.space import measure_space
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.thin import thin, thin_too
@@ -67,10 +68,11 @@ def deeper(policy: Policy) -> Policy:
 
 
 def thinnable(view: RunView, policy: Policy, refused: dict[CheckpointId, str] | None = None) -> WillThin:
-    """Return what thinning would take, oldest first; nothing without a budget. `refused` is as for `thin`. Raises
-    CouldNotTellError as `prune` does."""
-    if policy.keep_bytes is None:
-        return {}
+    """Return what thinning would take, oldest first; nothing of a run below its budget, or without one. `refused` is
+    as for `thin`. Raises CouldNotTellError as `prune` does."""
+    space = None if policy.keep_bytes is None else measure_space(view, ())
+    if space is None or policy.keep_bytes is None or space.total(space.sizes) <= policy.keep_bytes:
+        return {}  # no manifest is read for that
     found, _ = thin(view, deeper(policy), dry_run=True, refused=refused)
     return {one.path: {file: one.anew.get(file) for file in one.files} for one in found if one.files}
 

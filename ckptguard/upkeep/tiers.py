@@ -41,7 +41,7 @@ def update_replica(
     """
     done = replicate(view, url, dry_run=dry_run, work=work, hold=hold, arrived=arrived, only=only)
     place = replica_places(view.run.url, view.settings).get(done.url)
-    if place is None or done.trouble is not None or done.yielded or (done.behind and not dry_run):
+    if place is None or done.trouble is not None or done.yielded or (done.behind != 0 and not dry_run):
         return done
     try:
         pruned = _keep_to_rule(view, done.url, place, work, dry_run=dry_run)

@@ -20,6 +20,7 @@ from ckptguard.records.pins import pin_checkpoint
 from ckptguard.records.run import open_run
 from ckptguard.retention.space import measure_space
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import History
 from ckptguard.upkeep.budget import SharedBudget, prune_and_thin
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.thin import thin
@@ -271,6 +272,26 @@ def test_a_pass_keeps_the_budget_of_the_settings(root):
     assert (done.pruned, done.thinned) == ((), ())
     assert disk_bytes(root) <= float(settings.keep_bytes)
     assert find_known_good(run).step == 800
+
+
+def test_below_its_budget_a_run_is_not_read_for_it(root, monkeypatch):
+    """A pass reads as many manifests as for another rule, however many checkpoints there are."""
+    make(root, range(100, 1300, 100))
+    run, read, counts = open_run(str(root)), History.manifest, [0]
+
+    def counted(history, id):
+        counts[-1] += 1
+        return read(history, id)
+
+    monkeypatch.setattr(History, "manifest", counted)
+    for settings in (NONE.changed(keep_last=100), NONE.changed(keep_bytes=disk_bytes(root))):
+        notes = PassNotes()
+        reconcile(look(run, settings), notes)
+        notes.prune_at = 0.0
+        counts.append(0)
+        assert reconcile(look(run, settings), notes).could_not_tell == ()
+        counts.append(0)
+    assert counts[1] == counts[3]
 
 
 def test_a_run_that_cannot_be_read_holds_up_no_other_of_its_fleet(tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import types
 import warnings
 
+import click.testing
 import pytest
 import safetensors.torch
 import torch
@@ -17,6 +18,7 @@ from support.runs import QUICK
 from support.views import look
 
 import ckptguard
+from ckptguard.cli.entry import commands
 from ckptguard.errors import NoKnownGoodError, SettingsError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import list_kept
@@ -172,6 +174,10 @@ def test_known_good_prefers_full_ones_and_says_what_weights_would_lose(tmp_path)
     with pytest.raises(NoKnownGoodError) as none:
         find_known_good(opened)
     assert "would restart its optimizer" in none.value.hint
+    gated = click.testing.CliRunner().invoke(commands, ["gate", str(run)])
+    assert gated.exit_code == 13
+    assert "step-000000010 is good, but thinned" in gated.stderr
+    assert "move them away" not in gated.stderr
     weights = newest_candidate(look(opened), Wanted(thinned=True))
     assert (weights.id.step, weights.answer.thinned) == (10, ("optimizer",))
     assert "a resume would restart: optimizer" in weights.answer.reason

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 import click.testing
 import pytest
@@ -17,7 +18,7 @@ from support.tiny_run import TINY, cycle, delete, inline, name_of, poison, save
 from support.views import look
 
 from ckptguard.cli.entry import commands
-from ckptguard.errors import SettingsError
+from ckptguard.errors import SettingsError, StorageError
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import read_trash
 from ckptguard.replicas.replicate import Replica, replica_states, replicate
@@ -130,6 +131,22 @@ def test_nothing_is_removed_while_something_is_to_be_sent(tmp_path: Path) -> Non
     done = update_replica(RunView(open_run(str(root)), settings), place, work=Work(scanner=inline))
     assert rows(done, "damaged") == {30}
     assert held(place) >= {20}
+
+
+def test_nothing_is_removed_while_nobody_knows_what_is_there(tmp_path: Path) -> None:
+    """The records of the place cannot be listed again after the sending."""
+    root, place = tmp_path / "run", str(tmp_path / "place")
+    settings = with_place(place, {"keep_last": 1})
+    for step in (10, 20):
+        save(str(root), step, step)
+    cycle(open_run(str(root)), settings)
+    replicate(RunView(open_run(str(root)), NONE), place)
+    hidden = StorageError("it did not answer", key="")
+    with mock.patch("ckptguard.replicas.replicate._current_verdict", side_effect=hidden):
+        done = update_replica(RunView(open_run(str(root)), settings), place)
+    assert (done.behind, done.trouble, done.pruned) == (None, None, None)
+    assert held(place) == {10, 20}
+    assert gone(update_replica(RunView(open_run(str(root)), settings), place)) == {10}
 
 
 def test_what_a_place_removes_can_be_restored(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def main() -> None:
         feed.catalogue.see(RunSeen(id=run.url, digest=b"d", summary=run))
 
     watched = [
-        SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None, settings=Settings())
+        SimpleNamespace(
+            run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None, settings=Settings(), shared=None
+        )
         for r in runs
     ]
 

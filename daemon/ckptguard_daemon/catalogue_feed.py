@@ -187,8 +187,6 @@ class CatalogueFeed:
         run, start = view.run, passed.notes.start
         if start is None:
             return
-        if run.storage.root is not None:  # elsewhere it may cost a request
-            known.free, known.file_system = free_space(run.storage), file_system_of(run.storage)
         before, held = known.start, self.catalogue.digest(run.run_id)
         known.signs.look(view, start, self.catalogue.summary(run.run_id))
         anew = passed.wrote or known.was_gone or (before is not None and known.troubled != passed.troubled)
@@ -205,6 +203,8 @@ class CatalogueFeed:
 
     def _see(self, view: RunView, look: RunLook, known: _OfRun) -> None:
         run = view.run
+        if run.storage.root is not None:  # elsewhere it may cost a request
+            known.free, known.file_system = free_space(run.storage), file_system_of(run.storage)
         before = self.catalogue.noted(run.run_id)
         noted = before or Noted()
         seen = observe(run, look, now=time.time(), known=Noted(events=noted.events) if known.was_gone else noted)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from support.counting_storage import counted
@@ -46,9 +47,10 @@ class Guarded:
 
     @property
     def summary(self):
-        """What the feed says of it."""
-        known = {"run_id": self.run.run_id, "url": self.url, "name": name_of_run(self.url)}
-        return self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None, settings=self.settings))
+        """What the feed says of it, but for the room on the disk, which others use, too."""
+        known = {"run_id": self.run.run_id, "url": self.url, "name": name_of_run(self.url), "shared": None}
+        found = self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None, settings=self.settings))
+        return msgspec.structs.replace(found, free=None)
 
     @property
     def noted(self):

@@ -169,7 +169,7 @@ def test_rebuilt_is_incremental(actions, tmp_path_factory):
     for _ in range(2):  # the second finds what the first one wrote
         watched.make_pass()
     grown = watched.rows
-    assert not [one for one in watched.feed._runs.values() if one.failed]
+    assert not [one for one in watched.feed._runs.values() if one.failures]
     shutil.rmtree(watched.folder)
     watched.folder.mkdir()
     watched.restart()

@@ -39,7 +39,7 @@ class Watched:
         reconcile(view, self.notes, work=Work(scanner=inline), assume_quiet=True)
         self.requests.clear()
         self.feed.note(view, Passed(notes=self.notes))
-        assert not [one for one in self.feed._runs.values() if one.failed]
+        assert not [one for one in self.feed._runs.values() if one.failures]
         row = self.catalogue.noted(self.run.run_id).curve
         return unpacked(row), row.source, self.requests.total()
 

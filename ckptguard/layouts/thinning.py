@@ -4,7 +4,8 @@ the manifest alone decide.
 The rest stays: weights, config, tokenizer, trainer state, metrics, random states. What is left of a Trainer's folder is
 what the Trainer itself writes with ``save_only_model``, so the tiny state of the scheduler goes, too: beside weights
 alone, a Trainer takes it for a sign of a save that lost its optimizer. In the other layouts only optimizer state goes.
-Its entry goes whole, because loaders that need it then say so: Lightning resumes with an empty one without a word.
+Its entry goes whole, because loaders that need it then say so: Lightning resumes with an empty one without a word. Of
+an entry of another name only the ``state`` of an optimizer goes. torch's optimizers say so, too, if that is not there.
 """
 
 from __future__ import annotations

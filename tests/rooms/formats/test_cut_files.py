@@ -137,6 +137,7 @@ def test_bytes_at_random_never_end_in_another_error():
             data[chance.randrange(len(data))] = chance.randrange(256)
         try:
             cut = CutPickle(bytes(data))
+            assert all(isinstance(cut.text(entry.key), str | None) for entry in cut.entries())
             cut.edited({entry.key: (entry.next, b"") for entry in cut.entries()[::2]})
         except ReadProblem:
             pass

@@ -29,6 +29,7 @@ from support.layouts import sharded as save_sharded
 from support.records_on_disk import files_of
 from support.runs import QUICK
 from support.views import look
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptguard
@@ -427,6 +428,35 @@ def test_values_that_are_no_tensors_go_from_every_file_of_a_sharded_one(threads,
     after = loaded({k: v for k, v in in_place(root).items() if "100" in k})
     assert flat(after["step_100/.metadata"]) == flat({k: v for k, v in state.items() if k != "optim"})
     assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_loader_between_two_exchanges_takes_no_bytes_of_another_tensor(count, threads, root):
+    """Killed after some of the files changed places, with tensors of one size: torch loads the weights, or fails."""
+    for step in (100, 200, 300):
+        model = {f"w{n}": torch.full((9, 9), float(step + n)) for n in range(6)}
+        moments = {n: {"exp_avg": torch.full((9, 9), -float(n))} for n in range(3)}
+        state = {"optim": {"state": moments}, "model": model}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a single process saves is what we want
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(root / f"step_{step}", thread_count=threads))
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+    left, real = [killed] * (count < threads + 1), trash.swap_within
+    turns = itertools.chain([real] * count, left, itertools.repeat(real))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trash, "swap_within", lambda *arguments: next(turns)(*arguments))
+        with pytest.raises(Killed) if left else contextlib.nullcontext():
+            thin(look(open_run(str(root)), NONE), TWO)
+    found = {f"w{n}": torch.zeros(9, 9) for n in range(6)}
+    with warnings.catch_warnings(), contextlib.suppress(CheckpointException):
+        warnings.simplefilter("ignore")
+        dcp.load({"model": found}, checkpoint_id=str(root / "step_100"))
+    for n in range(6):
+        assert set(found[f"w{n}"].view(-1).tolist()) <= {0.0, 100.0 + n}
+    assert not left or 0 < count < threads + 1 or found["w5"].view(-1)[0] == 105.0
+    prune(look(open_run(str(root)), NONE), Policy(), grace=DAY)
+    assert loaded({k: v for k, v in in_place(root).items() if "100" in k})["step_100/.metadata"].keys() == {"model"}
 
 
 AVERAGES = {

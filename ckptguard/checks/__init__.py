@@ -82,14 +82,15 @@ def facts_of(evidence: Evidence) -> Facts:
         rest = without_plugins(evidence)
         evidence = rest if rest.tensors() else evidence
     largest, name, _ = largest_weight(evidence)
+    thinned = taken_from(evidence) if evidence.thinned else ()
     constant = (tensor.name for tensor, numbers in evidence.weights() if len(tensor.shape) >= 2 and numbers.constant)
     return Facts(
         largest_magnitude=largest if name is not None else None,
         largest_tensor=name,
         constant=tuple(itertools.islice(constant, MOST_CONSTANT)),
-        resumable=roles_present(evidence),
+        resumable=tuple(role for role in roles_present(evidence) if role not in thinned),
         stale=moments_present(evidence) and unchanged(evidence),
         skipped_steps=skipped_steps(evidence),
         world_size=stated_world_size(evidence),
-        thinned=taken_from(evidence) if evidence.thinned else (),
+        thinned=thinned,
     )

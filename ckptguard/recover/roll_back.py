@@ -66,6 +66,7 @@ class GoBack:
       number.
     - `only`: change nothing but these series.
     - `joined`: these series are of the known-good save, whatever their names say.
+    - `thinned`: with `to_id`, that one may be thinned.
     - `if_needed`: move nothing while everything that would be moved is good, or if a better one could not be read.
     - `agree`: is called with the plan, as a dry run answers it, just before it is carried out. It may raise.
     """
@@ -83,6 +84,7 @@ class GoBack:
     anew: FreshStart = NO_FRESH_START
     only: frozenset[str] | None = None
     joined: tuple[str, ...] = ()
+    thinned: bool = False
     if_needed: bool = False
     agree: Callable[[RolledBack], None] | None = None
 
@@ -96,6 +98,7 @@ class GoBack:
             among=self.only,
             only=self.to_id,
             exclude=self.exclude | self.anew.ids,
+            thinned=self.thinned,
         )
 
 
@@ -553,8 +556,15 @@ def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> Non
     if not LAYOUTS[manifest.layout].sealed_by_writer or step is None or view.current(checkpoint) is not None:
         return
     files = tuple(as_stored(run, file) for file in manifest.files)
-    metrics = manifest.given_metrics()
-    seal_written(run, path=manifest.path, layout=manifest.layout, step=step, files=files, metrics=metrics)
+    seal_written(
+        run,
+        path=manifest.path,
+        layout=manifest.layout,
+        step=step,
+        files=files,
+        metrics=manifest.given_metrics(),
+        left_out=[path for path, *_ in manifest.thinned],
+    )
     view.refresh(manifest.series)
 
 

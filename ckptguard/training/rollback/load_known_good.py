@@ -93,7 +93,7 @@ def load_newest_good(
     read = _read_unrecorded(view, store, before_step=MAX_STEP + 1, thinned=thinned) if left else None
     if isinstance(read, CouldNotTellError):
         raise read  # it may be good: training must not begin again over it
-    if read is None and _holds_finished(view, store.series):
+    if read is None and (_holds_finished(view, store.series) or _holds_weights(view, store.series)):
         raise _none_is_good(view, "")
     return read
 
@@ -203,13 +203,24 @@ def _holds_finished(view: RunView, series: str) -> bool:
     return False
 
 
+def _holds_weights(view: RunView, series: str) -> bool:
+    """True if weights are good, in place or as a copy: training must not begin again over them without a word."""
+    return newest_candidate(view, Wanted(series=series, thinned=True)) is not None
+
+
 def _use(view: RunView, store: LoadingStore, candidate: Candidate, in_use: InUse) -> Loaded | str:
     """Verify and load one candidate. A kept copy is put back first."""
     id, path = candidate.id, candidate.manifest.path
     in_use.pin(id)
     try:
         if not candidate.in_place:
-            back = GoBack(reason="put back for a resume", to_id=id, series=store.series, check_writing=False)
+            back = GoBack(
+                reason="put back for a resume",
+                to_id=id,
+                series=store.series,
+                check_writing=False,
+                thinned=bool(candidate.answer.thinned),
+            )
             return _put_back(view, store, _roll_back(view, back, in_use), in_use)
         if not store.hashes_on_load:
             checkpoint = view.look_again(path)

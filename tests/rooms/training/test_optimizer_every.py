@@ -31,6 +31,7 @@ from ckptguard.training.saving.saving import SaveQueue
 from ckptguard.training.saving.stores import PreparedSave
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.thin import thin
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -146,6 +147,36 @@ def test_every_third_save_is_full_and_all_are_good(tmp_path, blocking):
         assert "model" in ckptguard.load(str(folder))
 
 
+class TensorSchedule:
+    """A schedule whose state is a tensor, which is stored in the file of the optimizer."""
+
+    def __init__(self):
+        self.rates = torch.ones(3)
+
+    def state_dict(self):
+        return {"rates": self.rates, "last_epoch": 3}
+
+    def load_state_dict(self, state):
+        self.rates = state["rates"]
+
+
+def test_what_else_lies_in_the_file_of_the_optimizer_is_no_optimizer(tmp_path):
+    """A save without the optimizer is resumable from all but that, although its file is there; a full one from all."""
+    run, model = tmp_path / "run", torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    parts = {"model": model, "optimizer": optimizer, "scheduler": TensorSchedule()}
+    saving = ckptguard.Saving(optimizer_every=2)
+    go(ckptguard.TrainingGuard(run, **parts, daemon="off", settings=QUICK, saving=saving), model, optimizer, 5)
+    verify_target(str(run), QUICK)
+    history = load_history(open_run(str(run)))
+    for step, full in kinds(run).items():
+        assert (run / f"step-{step:09d}" / "optimizer.safetensors").exists()
+        facts = history.verdict(CheckpointId(SERIES, step, 1)).facts
+        assert "scheduler" in facts.resumable
+        if step:  # before the first update there is no optimizer state
+            assert ("optimizer" in facts.resumable, "optimizer" in facts.thinned) == (full, not full)
+
+
 def test_rollback_after_nan_goes_to_the_last_full_one(tmp_path):
     """NaN at step 11: step 10 and 8 hold weights, so training goes on from 6, and ends finite and full."""
     guard, model, optimizer = make_guard(tmp_path / "run")
@@ -232,6 +263,41 @@ def test_copies_and_rules_never_count_weights_as_the_full_ones_that_stay(tmp_pat
     assert {0, 6} <= {id.step for id in list_kept(opened)}
     done = prune(look(opened, keeping), Policy(keep_last=1, keep_good=2), grace=0.0, dry_run=True)
     assert {d.checkpoint.id.step for d in done.decisions if d.keep} == {0, 6, 10}
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "saved over"])
+def test_weights_of_which_a_copy_is_left_are_resumed_from_too(tmp_path, how):
+    """No full one is good, and the weights in place are lost: strict=False takes their copy, which stays weights."""
+    run, keeping = tmp_path / "run", QUICK.changed(keep="copy", keep_good=3)
+    go(*make_guard(run, settings=keeping), 6)
+    shutil.rmtree(run / "step-000000006")
+    opened = open_run(str(run))
+    for _ in range(2):
+        reconcile(look(opened, keeping), PassNotes())
+    for copy in (run / "_ckptguard" / "kept").rglob("000000000000.1"):
+        shutil.rmtree(copy)
+    flip(next((run / "step-000000000").glob("model*")), -3)
+    for step in (2, 4):
+        if how == "gone":
+            shutil.rmtree(run / f"step-{step:09d}")
+        else:
+            flip(run / f"step-{step:09d}" / "model.safetensors", -3)
+    if how == "saved over":
+        shutil.rmtree(run / "step-000000004")
+        shutil.copytree(run / "step-000000000", run / "step-000000004")
+    verify_target(str(run), keeping)
+    guard, *_ = make_guard(run, settings=keeping)
+    with pytest.raises(NoKnownGoodError):
+        guard.resume()
+    guard.close()
+    guard, *_ = make_guard(run, settings=keeping, strict=False)
+    assert guard.resume() == 4
+    assert "the checkpoint holds no state of the optimizer" in guard.missing_for_exact_resume
+    guard.close()
+    assert "step-000000004" in {c.path for c in look(opened).checkpoints}
+    assert not kinds(run)[4]
+    with pytest.raises(NoKnownGoodError):
+        find_known_good(opened)
 
 
 def test_what_it_may_be():

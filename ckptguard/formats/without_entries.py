@@ -41,7 +41,8 @@ def archive_without(reader: Reader, places: Collection[tuple[str, ...]]) -> list
     new = _cut(CutPickle(old), places)
     gone = _storages(old) - _storages(new)
     stated = archive.records.get(".storage_alignment")
-    alignment = int(reader.read(stated.offset, min(stated.size, 8))) if stated is not None else _ALIGNMENT
+    number = b"" if stated is None else reader.read(stated.offset, min(stated.size, 8)).strip()
+    alignment = int(number) if number.isdigit() else _ALIGNMENT
     if alignment > _LARGEST_ALIGNMENT:
         raise ReadProblem(f"its data is aligned to {alignment} bytes")
     prefix = f"{archive.root}/"

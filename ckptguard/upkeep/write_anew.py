@@ -107,20 +107,24 @@ def _with_all(split: Split, contents: Collection[str]) -> Split:
 
 
 def _write(storage: Storage, staged: Place, path: str, parts: Sequence[Part], pace: Pace) -> None:
-    """Write one file, in bounded memory."""
-    with storage.open(path) as reader:
-        with staged.storage.upload(staged.key(path)) as upload:
-            for part in parts:
-                if isinstance(part, bytes):
-                    upload.write(part)
-                    continue
-                for block in _blocks(reader, *part, pace):
-                    upload.write(block)
-            reader.check_unchanged()
-            upload.commit()
-        old = os.stat(storage.path_of(path))
-    new = staged.storage.path_of(staged.key(path))
-    descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Write one file, in bounded memory. Who cannot read the old one cannot read this one at any moment."""
+    old, key = os.stat(storage.path_of(path)), staged.key(path)
+    staged.storage.create(key, b"")
+    _make_like(staged.storage.path_of(key), old)
+    with storage.open(path) as reader, staged.storage.upload(key, replace=True) as upload:
+        for part in parts:
+            if isinstance(part, bytes):
+                upload.write(part)
+                continue
+            for block in _blocks(reader, *part, pace):
+                upload.write(block)
+        reader.check_unchanged()
+        upload.commit()
+    _make_like(staged.storage.path_of(key), old)
+
+
+def _make_like(path: str, old: os.stat_result) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         give_owner_and_mode(descriptor, old)
         os.utime(descriptor, ns=(old.st_atime_ns, old.st_mtime_ns))

@@ -459,6 +459,23 @@ def test_a_loader_between_two_exchanges_takes_no_bytes_of_another_tensor(count, 
     assert loaded({k: v for k, v in in_place(root).items() if "100" in k})["step_100/.metadata"].keys() == {"model"}
 
 
+def test_a_private_file_is_private_at_every_moment(root, monkeypatch):
+    """Also while it waits among the records, where a default mode would let others read it."""
+    paths, seen, real = make(root, "plain"), [], os.open
+    for path in paths.values():
+        os.chmod(root / path, 0o600)
+    reconcile(look(open_run(str(root)), NONE), PassNotes())
+
+    def watched(*arguments, **how):
+        seen.extend(path.stat() for path in (root / "_ckptguard").glob(".tmp-*/net-*"))
+        return real(*arguments, **how)
+
+    monkeypatch.setattr(os, "open", watched)
+    assert len(thinned_of(root)) == 2
+    assert any(one.st_size for one in seen)
+    assert not any(one.st_mode & 0o077 for one in seen if one.st_size)
+
+
 AVERAGES = {
     "asgd": {"state": {0: {"ax": WEIGHT}}},
     "schedule-free": {"state": {0: {"z": WEIGHT, "exp_avg_sq": WEIGHT}}},

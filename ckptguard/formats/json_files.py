@@ -105,7 +105,7 @@ def read_trainer_state(reader: Reader, path: str) -> Structure:
 
 
 def read_own_state(reader: Reader, path: str) -> Structure:
-    """Return the numbers of optimizer, scheduler and scaler, also those that are not finite."""
+    """Return the numbers of optimizer, scheduler and scaler, also those that are not finite, and where the first is."""
     try:
         state = read_object(reader, MAX_STATE)
     except JsonProblem as error:
@@ -116,6 +116,7 @@ def read_own_state(reader: Reader, path: str) -> Structure:
         return broken(_OWN, "it is not a state in a format that this version reads")
     leaves: list[Leaf] = []
     problems: tuple[Problem, ...] = ()
+    is_beside = False  # tensors of the optimizer are in another file
     waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
     while waiting:
         name, value = waiting.pop()
@@ -125,13 +126,25 @@ def read_own_state(reader: Reader, path: str) -> Structure:
             else:
                 problems = (Problem("more numbers that are not finite than ckptguard lists", doubt=True),)
         elif isinstance(value, dict):
+            is_beside |= "$tensor" in value and name.startswith("optimizer.")
             waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
         elif isinstance(value, list):
             waiting += [(f"{name}.{index}", value[index]) for index in reversed(range(len(value)))]
         elif _is_number(value) and len(leaves) < _MAX_FINITE_LEAVES:
             leaves.append(Leaf(name, value))
     containers = tuple(key for key in _NUMBERS_OF if isinstance(state.get(key), dict | list))
-    return Structure(format=_OWN, leaves=tuple(leaves), problems=problems, containers=containers)
+    where = "nowhere" if _lacks_optimizer(state) else "in a file" if is_beside else ""
+    metadata = {"optimizer": where} if where else {}
+    return Structure(format=_OWN, leaves=tuple(leaves), problems=problems, containers=containers, metadata=metadata)
+
+
+def _lacks_optimizer(state: dict[str, object]) -> bool:
+    """True if a training with an optimizer saved this state, which has no section of it."""
+    ranks = state.get("ranks")
+    about = ranks[0] if isinstance(ranks, list) and ranks else state
+    saved = about.get("saved") if isinstance(about, dict) else None
+    parts = saved.get("parts") if isinstance(saved, dict) else None
+    return "optimizer" not in state and isinstance(parts, list) and "optimizer" in parts
 
 
 def _is_number(value: object) -> TypeGuard[float | int]:

@@ -30,6 +30,7 @@ from ckptguard.errors import (
 )
 from ckptguard.keep.copies import put_aside, release
 from ckptguard.layouts import LAYOUTS, Checkpoint, find_checkpoints
+from ckptguard.layouts.own import OPTIMIZER_FILE
 from ckptguard.records.after_seal import note_ctimes, read_late_md5s, record_late_md5s
 from ckptguard.records.emptied import was_emptied
 from ckptguard.records.kept import KeptCopy, read_kept
@@ -358,7 +359,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     if manifest is None:
         sizes = {entry.key: entry.size for entry in checkpoint.entries}
         manifest, verdict = history.reference(id, sizes) or (None, None)
-    thinned = content.sealed.thinned if content.sealed is not None else ()
+    thinned = content.sealed.thinned if content.sealed is not None else _left_out(checkpoint, scan)
     if content.grew_from is not None:
         thinned = _taken_from(history, checkpoint, content.grew_from)
     if thinned:
@@ -390,6 +391,17 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         thinned=thinned,
     )
     return collect_evidence(view.run.storage, checkpoint, scan, known)
+
+
+def _left_out(checkpoint: Checkpoint, scan: Scan) -> tuple[Seen, ...]:
+    """Return the optimizer's file, if a guard left it out or thinning took it, as what is there says: the manifest is
+    lost."""
+    own = (file.structure for file in scan.files if file.structure.format == "ckptguard_state")
+    where = next((structure.metadata.get("optimizer") for structure in own), None)
+    lost, names = f"{checkpoint.path}/{OPTIMIZER_FILE}", (t.name for file in scan.files for t in file.structure.tensors)
+    lacks = where == "nowhere" and not any(name.startswith("optimizer") for name in names)
+    is_lost = lacks or (where == "in a file" and lost not in checkpoint.files)
+    return ((lost, 0, None, None, None),) if is_lost else ()
 
 
 def _taken_from(history: History, checkpoint: Checkpoint, id: CheckpointId) -> tuple[Seen, ...]:

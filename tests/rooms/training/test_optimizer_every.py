@@ -35,6 +35,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
+from ckptguard.verification.user_decisions import reseal
 
 SERIES = "step-#"
 
@@ -298,6 +299,29 @@ def test_weights_of_which_a_copy_is_left_are_resumed_from_too(tmp_path, how):
     assert not kinds(run)[4]
     with pytest.raises(NoKnownGoodError):
         find_known_good(opened)
+
+
+@pytest.mark.parametrize("every", [3, 1])
+def test_weights_without_records_stay_weights(tmp_path, every):
+    """All records are lost, and every save is sealed again, those that were thinned later too: known-good is a full
+    one, as before."""
+    run = tmp_path / "run"
+    go(*make_guard(run, optimizer_every=every), 11)
+    verify_target(str(run), QUICK)
+    if every == 1:
+        thin(look(open_run(str(run)), QUICK.changed(keep="none")), Policy(thin_after=3, keep_good=1))
+    before = kinds(run)
+    shutil.rmtree(run / "_ckptguard")
+    for step in before:
+        reseal(look(open_run(str(run))), f"step-{step:09d}")
+    shutil.rmtree(run / "step-000000011")
+    assert kinds(run) == before
+    opened, newest = open_run(str(run)), max(step for step, full in before.items() if full and step < 11)
+    assert find_known_good(opened).step == newest
+    assert load_history(opened).verdict(CheckpointId(SERIES, 2, 1)).facts.thinned == ("optimizer",)
+    guard, *_ = make_guard(run)
+    assert guard.resume() == newest
+    guard.close()
 
 
 def test_what_it_may_be():

@@ -19,7 +19,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.thinning import Anew, Split, is_in, split_for_thinning, why_never
 from ckptguard.records.kept import read_kept
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, to_thin
-from ckptguard.retention.trash import begin_thinning, finish_thinning, moves_files
+from ckptguard.retention.trash import begin_thinning, finish_thinning, moves_files, settle_trash
 from ckptguard.runs.file_signatures import as_reported
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of
@@ -165,6 +165,7 @@ def _take(view: RunView, policy: Policy, plan: _Plan, whole: Manifest, work: Wor
             verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)  # which records it
             return verdict
         with run_lock(run):
+            settle_trash(run)  # of a process that was killed in a thinning
             view.forget()  # reading took long
             may = ((one.signature, id) for one, id, why in to_thin(view, policy) if not why)
             is_held = plan.id in pins_of(run) or read_kept(run, plan.id) is not None

@@ -24,7 +24,6 @@ from ckptguard.runs.removal import remove_temporary
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace
-from ckptguard.scan.thread_buffers import BLOCK
 from ckptguard.storage import Storage
 from ckptguard.storage.local.writes import give_owner_and_mode, shown_as_written, swap_files
 from ckptguard.storage.protocol import Reader
@@ -134,6 +133,9 @@ def _make_like(path: str, old: os.stat_result) -> None:
 
 
 def _blocks(reader: Reader, offset: int, length: int, pace: Pace) -> Iterator[bytes]:
+    # Imported here, because it imports BLAKE3, which a daemon that writes nothing does not need.
+    from ckptguard.scan.thread_buffers import BLOCK
+
     for begin in range(offset, offset + length, BLOCK):
         size = min(BLOCK, offset + length - begin)
         pace.before()

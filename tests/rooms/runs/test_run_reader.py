@@ -68,9 +68,9 @@ def opened(call):
 
 
 def told(run, memo):
-    """All that `list` and `status` say, but for what depends on the time."""
+    """All that `list` and `status` say, but for what depends on the time, and on others who use the disk."""
     found = status(look(run, memory=memo))
-    summary = msgspec.structs.replace(found.summary, training=False)
+    summary = msgspec.structs.replace(found.summary, training=False, free=None)
     timeless = msgspec.structs.replace(found, known_good_age_seconds=None, at_risk=None, summary=summary)
     return survey(look(run, memory=memo)), timeless
 

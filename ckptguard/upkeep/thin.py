@@ -8,6 +8,7 @@ its grace is over.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,6 +19,7 @@ from ckptguard.formats.structure import ReadProblem
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.thinning import Anew, Split, is_in, split_for_thinning, why_never
 from ckptguard.records.kept import read_kept
+from ckptguard.records.run import Run
 from ckptguard.retention.prune import Pruned, ThinnedCheckpoint, to_thin
 from ckptguard.retention.trash import begin_thinning, finish_thinning, moves_files, settle_trash
 from ckptguard.runs.file_signatures import as_reported
@@ -26,6 +28,7 @@ from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work, noted
 from ckptguard.scan import Scan, ScannedFile, ScanOptions
+from ckptguard.storage.local.mounts import mount_of
 from ckptguard.upkeep.write_anew import written_anew
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest
@@ -155,6 +158,7 @@ def _take(view: RunView, policy: Policy, plan: _Plan, whole: Manifest, work: Wor
     """Thin a checkpoint. Returns what is wrong, "" for nothing; then it is as it was. Raises ReadProblem if a file
     cannot be written anew."""
     run, checkpoint = view.run, plan.checkpoint
+    _refuse_unmovable(run, plan.split)
     with written_anew(view, plan.split, work) as (staged, split):
         before = _structures(view, split, work)
         scan = read_what_stays(view, checkpoint, [file.path for file in split.stays], staged, work)
@@ -178,6 +182,16 @@ def _take(view: RunView, policy: Policy, plan: _Plan, whole: Manifest, work: Wor
             view.history.add_verdict(verdict)
             finish_thinning(run, mark, becomes)
     return ""
+
+
+def _refuse_unmovable(run: Run, split: Split) -> None:
+    """Raise ReadProblem if files cannot be renamed between the checkpoint and the trash: once what stays is sealed, the
+    thinning could not end."""
+    root, mount = run.storage.root or "", mount_of(os.path.realpath(run.records.root or ""))
+    for folder in sorted({file.path.rpartition("/")[0] for file in split.takes}):
+        place = os.path.realpath(os.path.join(root, folder))
+        if not os.access(place, os.W_OK | os.X_OK) or mount_of(place) != mount:
+            raise ReadProblem(f"nothing can be moved from {escape(folder) or 'the folder of the run'} to the trash")
 
 
 def _structures(view: RunView, split: Split, work: Work) -> Sequence[ScannedFile]:

@@ -558,6 +558,27 @@ def test_a_new_save_gets_nothing_of_the_old_one(root):
     assert sorted(path.read_bytes() for path in kept) == sorted(saved.values())
 
 
+@pytest.mark.parametrize("layout", ["trainer", "dcp"])
+@pytest.mark.parametrize("what", ["os.access", "ckptguard.upkeep.thin.mount_of"])
+def test_where_a_file_cannot_be_moved_nothing_is_begun(layout, what, root, monkeypatch):
+    """A folder of another user, or another mount of one device: once it was sealed, it would be half thinned for
+    ever."""
+    paths = make(root, layout)
+    before = in_place(root)
+    real = os.access if what == "os.access" else None
+    other = str(root / paths[100])
+    if real is None:
+        monkeypatch.setattr(what, lambda path: ("/other" if path == os.path.realpath(other) else "/", ""))
+    else:
+        monkeypatch.setattr(what, lambda path, *how: path != os.path.realpath(other) and real(path, *how))
+    done = thinned_of(root)
+    assert "nothing can be moved" in done[paths[100]].reason
+    assert done[paths[200]].files
+    kept = {key: data for key, data in before.items() if key.startswith(paths[100])}
+    assert kept.items() <= in_place(root).items()
+    assert verify_target(str(root), NONE).outcome is Outcome.GOOD
+
+
 def test_where_nothing_can_be_linked_all_stays(root, monkeypatch):
     """A copy of the weights in the trash would take more room than what goes, and the lock for as long."""
     make(root)

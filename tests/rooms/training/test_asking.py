@@ -205,11 +205,11 @@ def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
 def wait_for_daemon(load):
     """Begin only when the child answers, so that it is there to take part."""
 
-    def waiting(view, *others):
+    def waiting(view, *others, **options):
         end = time.monotonic() + 60
         while not is_alive(view.run):
             assert time.monotonic() < end, "the child never answered"
             os.sched_yield()
-        return load(view, *others)
+        return load(view, *others, **options)
 
     return waiting

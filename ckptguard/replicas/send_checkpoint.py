@@ -157,21 +157,31 @@ def _begin(
     to, over = Place(target.run.storage), threading.Event()
     if aside:
         to = Place(target.run.records, kept_folder(id) + "/")
-    twins = _twins(source, target, id)
+    twins = _twins(source, target, candidate)
     return Sending(source, target, candidate, work, pace.until(over), to, aside, places, over, twins)
 
 
-def _twins(source: RunView, target: RunView, id: CheckpointId) -> dict[object, str]:
+def _twins(source: RunView, target: RunView, candidate: Candidate) -> dict[object, str]:
     """Map contents to where the target has them in the good checkpoints that are nearest to this one in its series.
 
-    They are named by records that are known already. Nothing is trusted: what is made from one is read back.
+    They are named by records that are known already. Nothing is trusted: what is made from one is read back. On a disk
+    two neighbours never share bytes, so that one fault there does not damage all: their next neighbours do.
     """
+    id, storage, wanted = candidate.id, target.run.storage, {_content(file) for file in candidate.manifest.files}
     known = target.history.current_verdicts(id.series).items()
     good = sorted(other.order for other, verdict in known if verdict.outcome is Outcome.GOOD and other != id)
     at = bisect_left(good, id.order)
-    near = good[max(at - 1, 0) : at + 1]
-    manifests = (source.history.manifest(other) for other, _ in known if other.order in near)
-    return {_content(file): file.path for one in manifests if one is not None for file in one.files if file.size}
+
+    def files_of(orders: list[Any]) -> list[File]:
+        manifests = (source.history.manifest(other) for other, _ in known if other.order in orders)
+        return [f for one in manifests if one is not None for f in one.files if f.size and _content(f) in wanted]
+
+    beside = files_of(good[max(at - 1, 0) : at + 1])
+    if storage.root is None:
+        return {_content(file): file.path for file in beside}
+    taken = {entry.inode for file in beside if (entry := find_entry(storage, file.path)) is not None}
+    far = ((file, find_entry(storage, file.path)) for file in files_of(good[max(at - 2, 0) : at + 2]))
+    return {_content(file): file.path for file, entry in far if entry is not None and entry.inode not in taken}
 
 
 def _content(file: File) -> object:
@@ -328,6 +338,9 @@ def _have_file(sending: Sending, file: File) -> str | None:
             if damaged is not None:
                 return damaged
             wrong = _wrong_there(sending, file)
+            if done and wrong is None:
+                with sending.lock:
+                    sending.shared += file.size
     if wrong:
         remove_wrong_copy(sending.to.storage, sending.to.key(file.path))
     if wrong is not None:
@@ -354,10 +367,7 @@ def _twin_of(sending: Sending, file: File) -> str | None:
 def _duplicate(sending: Sending, twin: str, file: File) -> bool:
     """Have the target make the file from another one of its own. False if it cannot."""
     target = sending.target.run
-    done = duplicate_within(target, Place(target.storage), twin, sending.to, file.path, file.size)
-    with sending.lock:
-        sending.shared += file.size if done else 0
-    return done
+    return duplicate_within(target, Place(target.storage), twin, sending.to, file.path, file.size)
 
 
 def _move_aside(sending: Sending, file: File) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptguard.bulk.engine import Engine
     from ckptguard.bulk.job import BulkDone, BulkPlan, Cost, RunRow
     from ckptguard.fleet.find_runs import FleetRun
+    from ckptguard.runs.run_view import RunView
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _ORDER = ("good", "bad", "incomplete", "suspect", "pending")
@@ -117,8 +118,15 @@ def _prune(fleet: str, runs: Sequence[FleetRun], troubles: Sequence[str], shared
     from ckptguard.upkeep.budget import policies_of, prune_and_thin
     from ckptguard.values.retention_policy import parse_span
 
-    views, wrong, done = [open_view(run.url, run.settings) for run in runs], list(troubles), []
-    for run, view, policy in zip(runs, views, policies_of(views, budget_of(fleet)), strict=True):
+    opened: list[tuple[FleetRun, RunView]] = []
+    wrong, done = list(troubles), []
+    for run in runs:
+        try:
+            opened.append((run, open_view(run.url, run.settings)))
+        except CouldNotTellError as error:
+            wrong.append(f"{run.url}: {error.message}")
+    policies = policies_of([view for _, view in opened], budget_of(fleet))
+    for (run, view), policy in zip(opened, policies, strict=True):
         try:
             one = prune_and_thin(view, policy, grace=parse_span(run.settings.trash_grace), dry_run=dry_run)
         except (BusyError, CouldNotTellError) as error:  # the others are pruned

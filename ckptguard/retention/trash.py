@@ -167,8 +167,9 @@ def finish_thinning(run: Run, mark: Trashed, thinned: Manifest, *, saved_anew: b
             else:
                 move_within(run, Place(run.storage), trash, key)
     mark_taken(run, mark)
-    for folder in {key.rpartition("/")[0] for key in goes} - {mark.path}:
-        remove_empty_folders(run.storage, folder)
+    for folder in {key.rpartition("/")[0] for key in goes}:
+        if folder.startswith(f"{mark.path}/"):  # around the checkpoint all is the user's, or of our records
+            remove_empty_folders(run.storage, folder)
 
 
 def _signature(entry: Entry | None) -> tuple[object, ...] | None:

@@ -749,6 +749,17 @@ def test_the_command_says_what_it_would_take(root):
     assert not (root / paths[100] / "optimizer.pt").exists()
 
 
+@pytest.mark.parametrize("layout", [*TAKEN, *ANEW])
+def test_empty_folders_around_a_checkpoint_stay(layout, root):
+    """Those of a user are no business of ours, and those among the records are needed."""
+    make(root, layout)
+    empty = [root / "notes" / "empty", root / "empty", root / "_ckptguard" / "quarantine"]
+    for folder in empty:
+        folder.mkdir(parents=True)
+    assert any(not one.reason for one in thinned_of(root).values())
+    assert all(folder.is_dir() for folder in empty)
+
+
 class Sequence:
     """Acts on a run in any order, and what must hold after each of them."""
 
@@ -758,6 +769,7 @@ class Sequence:
         self.seen: dict[bytes, bool] = {}
         self.replica = root.with_name("replica")
         self.said = [f"seed {seed}, {layout}"]
+        (root / "notes" / "empty").mkdir(parents=True)  # of the user
         self.save()
 
     @property
@@ -843,6 +855,7 @@ class Sequence:
             self.is_whole(done.known_good.path)
 
     def check(self):
+        assert (self.root / "notes" / "empty").is_dir(), self.said
         self.is_whole(find_known_good(self.run).path)
         now = in_place(self.root)
         for path, files in self.saved.items():

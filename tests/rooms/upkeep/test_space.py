@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO
 from unittest import mock
 
 import pytest
@@ -53,10 +55,23 @@ def file_of(number: int) -> bytes:
     return safetensors_head({"a": SHAPE}) + bytes([number]) * (4 * SHAPE[0] * SHAPE[1])
 
 
+HELD: list[IO[bytes]] = []  # replaced files: the inode of a deleted one may be used again, as if it was written over
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """Close what was held."""
+    yield
+    while HELD:
+        HELD.pop().close()
+
+
 def write(path: Path, number: int, *, replace: bool = False) -> None:
     """Write into a file of this name, whatever is there, or replace it by a new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name("tmp-save") if replace else path
+    if replace and path.exists():
+        HELD.append(path.open("rb"))
     temporary.write_bytes(file_of(number))
     temporary.replace(path)
 
@@ -113,23 +128,29 @@ def test_the_faq_tells_of_all_of_these_trainers() -> None:
     assert list(told_of_trainers()) == list(TRAINERS)
 
 
-@pytest.mark.parametrize("words", TRAINERS)
-def test_the_copies_of_each_kind_of_trainer_take_what_the_faq_says(tmp_path: Path, words: str) -> None:
-    """In whole copies of a save, with the settings as they are, without reflinks. `list` says the same as the disk."""
-    settings, after, most, run = Settings(settle=0.0), 0, 0, tmp_path / "run"
+@contextlib.contextmanager
+def measured_at_each_copy(folder: Path, runs: str) -> Iterator[list[int]]:
+    """Yield the bytes of copies in the run that has most, after each copy. There are no reflinks meanwhile."""
+    uses = [0]
 
     def watched(storage: LocalStorage, *given: object, **more: object) -> object:
-        nonlocal most
         try:
             return _copy(storage, *given, **more)  # type: ignore[arg-type]
         finally:
-            most = max(most, used(run))
+            uses.append(max(map(used, folder.glob(runs))))
 
-    patches = (
+    with (
         mock.patch.object(local_storage, "clone_into", return_value=False),
         mock.patch.object(LocalStorage, "copy", watched),
-    )
-    with patches[0], patches[1]:
+    ):
+        yield uses
+
+
+@pytest.mark.parametrize("words", TRAINERS)
+def test_the_copies_of_each_kind_of_trainer_take_what_the_faq_says(tmp_path: Path, words: str) -> None:
+    """In whole copies of a save, with the settings as they are, without reflinks. `list` says the same as the disk."""
+    settings, after, run = Settings(settle=0.0), 0, tmp_path / "run"
+    with measured_at_each_copy(tmp_path, "run*") as uses:
         for number in range(1, 10):
             TRAINERS[words](run, number)
             cycle(open_run(str(run), settings), settings)
@@ -137,27 +158,15 @@ def test_the_copies_of_each_kind_of_trainer_take_what_the_faq_says(tmp_path: Pat
             listed = sum(state.kept_bytes or 0 for state in survey(RunView(open_run(str(run), settings), settings)))
             assert abs(listed - used(run)) < 0.2 * len(file_of(1))
     size = len(file_of(1)) * (2 if words.startswith("two files") else 1)
-    assert told_of_trainers()[words] == (round(after / size), round(most / size))
+    assert told_of_trainers()[words] == (round(after / size), round(max(uses) / size))
 
 
 @pytest.mark.parametrize("keep", ["auto", "copy", "link", "none"])
 def test_the_copies_take_what_the_faq_says(tmp_path: Path, keep: str) -> None:
     """In whole copies of a checkpoint, on a file system without reflinks: at the end of each pass, and at the moment
     when they are most. The records beside them are small."""
-    settings, measured, most = Settings(settle=0.0, keep=keep), [], 0
-
-    def watched(storage: LocalStorage, *given: object, **more: object) -> object:
-        nonlocal most
-        try:
-            return _copy(storage, *given, **more)  # type: ignore[arg-type]
-        finally:
-            most = max(most, used(run))
-
-    patches = (
-        mock.patch.object(local_storage, "clone_into", return_value=False),
-        mock.patch.object(LocalStorage, "copy", watched),
-    )
-    with patches[0], patches[1]:
+    settings, measured = Settings(settle=0.0, keep=keep), []
+    with measured_at_each_copy(tmp_path, "run*") as uses:
         for stays in (None, 1):
             run, size, ours = tmp_path / f"run-{stays}", 1, 0
             for number in range(1, 8):
@@ -168,5 +177,5 @@ def test_the_copies_take_what_the_faq_says(tmp_path: Path, keep: str) -> None:
                 cycle(open_run(str(run), settings), settings)
                 ours = max(ours, used(run))
             measured.append(ours / size)
-    assert told()[keep] == tuple(round(copies) for copies in (*measured, most / size))
+    assert told()[keep] == tuple(round(copies) for copies in (*measured, max(uses) / size))
     assert all(abs(copies - round(copies)) < 0.2 for copies in measured)

@@ -114,14 +114,20 @@ def test_a_place_holds_what_its_rule_keeps(tmp_path: Path, rule: dict[str, int],
         assert find_known_good(open_run(place)).step == max(before)
 
 
-def test_nothing_is_removed_while_something_is_to_be_sent(tmp_path: Path) -> None:
-    """The disk of the newest is gone from the run's side: what the place has stays."""
-    root, place = tmp_path / "run", str(tmp_path / "place")
+def more_than_the_rule_keeps(folder: Path) -> tuple[Path, str, Settings]:
+    """A run and a place that both have 10 and 20, and settings by which the place keeps the newest."""
+    root, place = folder / "run", str(folder / "place")
     settings = with_place(place, {"keep_last": 1})
     for step in (10, 20):
         save(str(root), step, step)
     cycle(open_run(str(root)), settings)
     replicate(RunView(open_run(str(root)), NONE), place)
+    return root, place, settings
+
+
+def test_nothing_is_removed_while_something_is_to_be_sent(tmp_path: Path) -> None:
+    """The disk of the newest is gone from the run's side: what the place has stays."""
+    root, place, settings = more_than_the_rule_keeps(tmp_path)
     assert held(place) == {10, 20}
     save(str(root), 30, 30)
     cycle(open_run(str(root)), settings)
@@ -135,12 +141,7 @@ def test_nothing_is_removed_while_something_is_to_be_sent(tmp_path: Path) -> Non
 
 def test_nothing_is_removed_while_nobody_knows_what_is_there(tmp_path: Path) -> None:
     """The records of the place cannot be listed again after the sending."""
-    root, place = tmp_path / "run", str(tmp_path / "place")
-    settings = with_place(place, {"keep_last": 1})
-    for step in (10, 20):
-        save(str(root), step, step)
-    cycle(open_run(str(root)), settings)
-    replicate(RunView(open_run(str(root)), NONE), place)
+    root, place, settings = more_than_the_rule_keeps(tmp_path)
     hidden = StorageError("it did not answer", key="")
     with mock.patch("ckptguard.replicas.replicate._current_verdict", side_effect=hidden):
         done = update_replica(RunView(open_run(str(root)), settings), place)

@@ -760,6 +760,11 @@ def test_empty_folders_around_a_checkpoint_stay(layout, root):
     assert all(folder.is_dir() for folder in empty)
 
 
+def files_under(path, files):
+    """Those of one checkpoint: `checkpoint-1000` is none of `checkpoint-100`."""
+    return {key: data for key, data in files.items() if key == path or key.startswith(f"{path}/")}
+
+
 class Sequence:
     """Acts on a run in any order, and what must hold after each of them."""
 
@@ -786,7 +791,7 @@ class Sequence:
     def save(self):
         self.step += 100
         path = WRITERS[self.layout](self.root, self.step, self.step)
-        self.saved[path] = {key: data for key, data in in_place(self.root).items() if key.startswith(path)}
+        self.saved[path] = files_under(path, in_place(self.root))
         reconcile(look(self.run, NONE), PassNotes())
 
     def thin(self):
@@ -859,7 +864,7 @@ class Sequence:
         self.is_whole(find_known_good(self.run).path)
         now = in_place(self.root)
         for path, files in self.saved.items():
-            kept = {key: data for key, data in now.items() if key.startswith(path)}
+            kept = files_under(path, now)
             if self.layout in ANEW:
                 assert not kept or kept == files or self.is_left(path, kept), self.said
                 continue

@@ -22,6 +22,11 @@ class RollbackPolicy:
     After a numeric cause, training skips the suspect batches: replaying them exactly would repeat a deterministic
     overflow. After a crash, damage or a request, training replays them. `skip=False` always replays.
 
+    `first="replay"` makes the same updates again before any batch is skipped, and compares their losses and norms bit
+    for bit. That tells data and numerics from a machine. Only if training turns sick again are the batches skipped.
+    `first="skip"` skips at once. By default training replays first where it resumes exactly, and deterministic
+    algorithms are on or an earlier replay of the run was equal.
+
     A second incident within `near` save intervals of the last one rolls back one GOOD checkpoint further. It also
     multiplies the learning rate by `lr_factor`. After `lr_back` updates without an incident the rate comes back (None:
     it stays). A third incident rolls back two further, and so on. After `budget` rollbacks of one guard, the next
@@ -44,6 +49,7 @@ class RollbackPolicy:
     lr_factor: float = 0.5
     lr_back: int | None = 1000
     skip: bool = True
+    first: str | None = None
     check_every: int = 50
     nan_losses: int = 5
     scale_skips: int = 5
@@ -57,6 +63,8 @@ class RollbackPolicy:
         ours = "of a RollbackPolicy"
         if min(self.budget, self.near, self.margin, self.proven) < 0:
             raise SettingsError(f"budget, near, margin and proven {ours} cannot be negative")
+        if self.first not in (None, "replay", "skip"):
+            raise SettingsError(f'first {ours} must be "replay" or "skip", not {self.first!r:.80}')
         if not 0 < self.lr_factor <= 1:
             raise SettingsError(f"lr_factor {ours} must be more than 0 and at most 1, not {self.lr_factor}")
         if (
@@ -107,7 +115,8 @@ class RollbackDecision:
     """What to do. `choose_target` picks the known-good checkpoint.
 
     It lies before `before_step`, if possible before `prefer_before`, and `further` checkpoints further back.
-    `onset_step` is the first suspect update, and with `skip` the first skipped one.
+    `onset_step` is the first suspect update, and with `skip` the first skipped one. With `replay` the same updates are
+    made again to see why, with the same learning rate and loss scale.
     """
 
     give_up: bool
@@ -116,6 +125,7 @@ class RollbackDecision:
     prefer_before: int
     further: int = 0
     skip: bool
+    replay: bool = False
     lr_factor: float = 1.0
     reset_scale: float | None = None
     reason: str
@@ -130,11 +140,12 @@ def decide(
     save_every: int,
     possibly_since: int | None = None,
     last: int | None = None,
+    replays: bool = False,
 ) -> RollbackDecision:
     """Decide about one incident, given the onsets of those after which this guard went back so far.
 
     `onset_step` is the last update that can be the onset. `possibly_since` is the first one, if that differs. `last` is
-    the last update whose batch may be harmful.
+    the last update whose batch may be harmful. `replays`: whether training can replay before anything is skipped.
     """
     skip = policy.skip and cause not in REPLAYED_CAUSES
     give_up = len(past) >= policy.budget
@@ -144,7 +155,10 @@ def decide(
         onset_step = possibly_since
     how = f"skipping {_batches(onset_step, last)}" if skip else "replaying every batch"
     reason = how
-    if repeats:
+    replay = skip and replays and not give_up
+    if replay:
+        reason = "making the same updates again, to see whether they turn sick again"
+    elif repeats:
         far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
         stays = "" if policy.lr_back is None else f" until {policy.lr_back} updates are healthy"
         rate = f"learning rate x {policy.lr_factor:g}{stays}"
@@ -156,8 +170,9 @@ def decide(
         onset_step=onset_step,
         before_step=onset_step if asked else max(onset_step - policy.margin, 1),
         prefer_before=onset_step if asked else onset_step - max(policy.proven, policy.margin),
-        further=repeats,
-        skip=skip,
+        further=0 if replay else repeats,
+        skip=skip and not replay,
+        replay=replay,
         lr_factor=policy.lr_factor if repeats else 1.0,
         reset_scale=policy.reset_scale if cause == "loss_scale" else None,
         reason=reason,

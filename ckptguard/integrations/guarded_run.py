@@ -83,6 +83,11 @@ class GuardedRun:
         deadline: float = 120.0,
     ) -> None:
         self.policy, self._asks = policy_of(policy), asks_daemon(daemon)
+        if self.policy.first == "replay":
+            hint = "RollbackPolicy(skip=False) makes the same updates again, and compares nothing"
+            raise SettingsError(
+                'first="replay" needs a TrainingGuard: only that knows that it resumes exactly', hint=hint
+            )
         self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
         self.store = FrameworkStore(series if callable(series) else lambda: series)
         self._url, self._deadline = url, deadline

@@ -23,7 +23,15 @@ from ckptguard.runs.trainer_log import logged_samples
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId, parse_id
-from ckptguard.values.incident import CheckpointFacts, Details, IncidentReport, Magnitude, SickTensor
+from ckptguard.values.incident import (
+    MOST_REPLAYED,
+    CheckpointFacts,
+    Details,
+    IncidentReport,
+    Magnitude,
+    Replay,
+    SickTensor,
+)
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.collect_evidence import roles_of
 
@@ -97,7 +105,13 @@ def _bounded(details: Details) -> Details:
         changes=details.changes[:MOST_CHANGES],
         changes_omitted=details.changes_omitted + max(0, len(details.changes) - MOST_CHANGES),
         causes=details.causes[:MOST_TENSORS],
+        replay=_bounded_replay(details.replay) if details.replay is not None else None,
     )
+
+
+def _bounded_replay(replay: Replay) -> Replay:
+    updates, batches = replay.updates[:MOST_REPLAYED], replay.batches[:MOST_TENSORS]
+    return msgspec.structs.replace(replay, updates=updates, batches=batches)
 
 
 def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec.structs import replace
 
 from ckptguard.decisions.health import Diagnosis, overdue
-from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RateCut, RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Guarded, Saving, asks_daemon, checked_option
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from ckptguard.runs.settings_file import GivenSettings
     from ckptguard.training.content.training_parts import TrainingParts
     from ckptguard.training.rollback.load_known_good import Probe
+    from ckptguard.training.rollback.replaying import Replaying
     from ckptguard.training.rollback.rollbacks import Rollback
     from ckptguard.training.saving.stores import Store, UserFiles
+    from ckptguard.values.incident import Replay
     from ckptguard.values.settings import Settings
 
 Batch = TypeVar("Batch")
@@ -137,6 +139,7 @@ class TrainingGuard:
             replica=replica_seconds,
         )
         self._loop, self._resumed = _Loop(self, total=0, save_every=1), False
+        self._replaying: Replaying | None = None
         self._child = ensure_daemon(self._run, settings) if asks and leads else None
 
     @property
@@ -244,6 +247,7 @@ class TrainingGuard:
         NoKnownGoodError if there are checkpoints, but none can be used. StateError if a checkpoint's names do not fit.
         CouldNotTellError if it cannot be read.
         """
+        self._leave_replay("training was resumed instead")
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
@@ -290,6 +294,7 @@ class TrainingGuard:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._saving.close(_EXIT_SECONDS)
         self._rollbacks.settle(now=True)
+        self._leave_replay("training ended before")
         self._monitor.close()
         self._curve.close()
         self._only.end()
@@ -301,6 +306,20 @@ class TrainingGuard:
             child.stop()
         if kind is None:
             self._saving.raise_unheard()
+
+    def _end_replay(self, again: Diagnosis | None) -> Replay | None:
+        """End the replay under way, if there is one. Returns what it shows. All ranks call this."""
+        replaying, self._replaying = self._replaying, None
+        if replaying is None:
+            return None
+        self._monitor.flush()
+        made, gaps = self._monitor.recent.after(replaying.began), self._progress.missing
+        return replaying.ended(made, again, ranks=self._ranks, gaps=gaps, model=self._parts.model)
+
+    def _leave_replay(self, why: str) -> None:
+        replaying, self._replaying = self._replaying, None
+        if replaying is not None:
+            self._rollbacks.conclude(replaying.left(self.step, why))
 
     def _refuse_sick(self, what: str) -> None:
         sick = agree(self._ranks, self._monitor.sick)
@@ -338,6 +357,8 @@ class _Loop:
         self._guard, self._total, self.save_every = guard, total, save_every
         self.runs = False
         self._unsaved_since: int | None = -1  # the last save before the one that was reported
+        # Where training went back to last, with which cut of the rates and which lowest loss scale.
+        self._arrived: tuple[int, RateCut | None, float | None] = (-1, None, None)
 
     def steps(self) -> Iterator[tuple[int, Any]]:
         """See `TrainingGuard.steps`."""
@@ -367,6 +388,8 @@ class _Loop:
             if sick is not None:
                 saving.drain(guard._deadline)
                 return sick
+            if guard._replaying is not None and guard.step >= guard._replaying.first.step:
+                self._tell_healthy_replay()
             if due:
                 guard._save_automatically(guard.step, final=guard.step >= self._total)
                 self._tell_if_unsaved()
@@ -383,26 +406,60 @@ class _Loop:
             if due or step - self._begun >= _UNOBSERVED:
                 monitor.say_if_unheard(step - self._begun, _OBSERVE)
             if monitor.sick is None:
-                monitor.after_step(step, must_know=due or saving.found_sick)
+                is_last = guard._replaying is not None and step >= guard._replaying.first.step
+                monitor.after_step(step, must_know=due or is_last or saving.found_sick)
                 saving.found_sick = False
 
     def go_back(self, sick: Diagnosis) -> Rollback:
         """Load the checkpoint that the policy asks for."""
-        details = self._guard._monitor.details_of
-        return self._guard._rollbacks.go_back(sick, save_every=self.save_every, details_of=details)
+        from ckptguard.training.rollback.replaying import Replaying, may_replay  # loaded only when needed
+
+        guard, recent = self._guard, self._guard._monitor.recent
+        guard._monitor.flush()
+        shown = guard._end_replay(sick)
+        went = guard._rollbacks.go_back(
+            sick,
+            save_every=self.save_every,
+            details_of=guard._monitor.details_of,
+            replays=may_replay(guard._policy, guard._progress.missing, guard._ranks),
+            shown=shown,
+        )
+        if went.decision.replay:
+            began, draws = went.loaded.step, guard._progress.draws(went.onset, went.last)
+            guard._replaying = Replaying(sick, recent.after(began), draws, began=began)
+        return went
 
     def leave_out(self, first: int, last: int) -> None:
         """Skip the batches of these updates."""
-        self._guard._progress.skip(first, last)
+        self._guard._progress.skip(self._guard._progress.draws(first, last).values())
         self._guard._curve.skip(first, last)
 
     def arrive(self, went: Rollback) -> None:
-        """Take over what was loaded beside model and optimizer."""
-        guard, loaded = self._guard, went.loaded
+        """Take over what was loaded beside model and optimizer. If that turns out not to be exact, nothing is replayed
+        unless the policy asks for it."""
+        guard, loaded, progress = self._guard, went.loaded, self._guard._progress
         guard._saving.went_to(loaded.step)
         guard._monitor.restart(loaded.step)
-        cut = guard._progress.cut.after(went.decision, last=went.last)
-        guard._progress.arrive(loaded.step, loaded.extra, cut=cut, lowest_scale=went.decision.reset_scale)
+        harmful = progress.draws(went.onset, went.last)
+        cut, lowest_scale = progress.cut.after(went.decision, last=went.last), went.decision.reset_scale
+        if not went.decision.replay:
+            self._arrived = loaded.step, cut, lowest_scale
+        elif self._arrived[0] != loaded.step:
+            self._arrived = loaded.step, None, None  # as it was saved
+        _, now, lowest = self._arrived
+        progress.arrive(loaded.step, loaded.extra, cut=now, lowest_scale=lowest)
+        if went.decision.replay and guard._policy.first is None and guard._ranks.any(bool(progress.missing)):
+            shown = guard._end_replay(None)
+            assert shown is not None
+            guard._rollbacks.conclude(shown, f"skipping the batches of updates {went.onset} to {went.last}")
+            progress.skip(harmful.values())
+            guard._curve.skip(went.onset, went.last)
+            progress.change_cut(cut, lowest_scale=lowest_scale)
+
+    def _tell_healthy_replay(self) -> None:
+        shown = self._guard._end_replay(None)
+        if shown is not None:
+            self._guard._rollbacks.conclude(shown)
 
     def _begin(self) -> None:
         """Resume. In a new run there must be a good checkpoint to go back to from the first update on."""

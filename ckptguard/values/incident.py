@@ -13,6 +13,7 @@ import msgspec
 
 Number = float | str | None
 WORDS = ("nan", "inf", "-inf")
+MOST_REPLAYED = 64  # updates of a replay in a record
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -129,6 +130,59 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...]
 
 
+class ReplayedUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The numbers of an update that was made twice."""
+
+    step: int
+    loss: Number = None
+    grad_norm: Number = None
+    loss_again: Number = None
+    grad_norm_again: Number = None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Which batch an update was made with: the `index`-th of an epoch of the loader, both counted from 0."""
+
+    update: int
+    epoch: int
+    index: int
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What it showed to make the same updates again, from the checkpoint of update `began` through update `through`.
+
+    `outcome`: deterministic, not_reproducible, differs or cannot_tell. `equal` updates before the onset were compared,
+    the first one being `equal_since`. The first difference is in `signal` of update `differs`: `then` and `now`. `rank`
+    is the one whose numbers differed first, where that is certain. `batches` and `tensor`: the batches that made
+    training sick twice, and the first tensor that was not finite.
+    """
+
+    outcome: str
+    reason: str
+    began: int
+    through: int
+    equal: int = 0
+    equal_since: int | None = None
+    differs: int | None = None
+    signal: str | None = None
+    then: Number = None
+    now: Number = None
+    rank: int | None = None
+    host: str | None = None
+    device: str | None = None
+    batches: tuple[Batch, ...] = ()
+    tensor: str | None = None
+    updates: tuple[ReplayedUpdate, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """What it showed, in one sentence."""
+        where = ", ".join(filter(None, (self.host, self.device)))
+        who = f" (rank {self.rank}: {where})" if self.rank is not None and where else ""
+        name = self.outcome.replace("_", " ")
+        return f"updates {self.began + 1} to {self.through} were made again: {name}{who}: {self.reason}"
+
+
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The evidence of an incident, and what was concluded from it. `onset`: the first update under suspicion; with
     `onset_through` the harm was done by any update from `onset` to that one: nothing shows by which. `tensors`: what
@@ -149,6 +203,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     changes_omitted: int = 0
     changes_note: str | None = None  # why the two could not be compared, or only in part
     causes: tuple[LikelyCause, ...] = ()
+    replay: Replay | None = None
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,15 @@ def begin_incident(
         return incident
 
 
+def note_replay(run: Run, incident: Incident, *, action: str, known_good: CheckpointId) -> Incident:
+    """Record that training went back, to make the same updates again: `end_incident` comes when it is known why."""
+    try:
+        return update_incident(run, incident, state="handling", action=action, known_good=str(known_good))
+    except Exception as error:
+        _log.warning("the incident %s could not be updated: %s", incident.id, error)
+        return incident
+
+
 def end_incident(
     run: Run, incident: Incident | None, *, action: str, known_good: CheckpointId | None = None, state: str = "closed"
 ) -> str | None:

@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.replay import CANNOT_TELL, EXACT
 from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback_policy import RollbackDecision, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.keep.quarantine import quarantine
+from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
-from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident, note_replay
 from ckptguard.training.saving.stores import LedStore, Loaded, LoadingStore
 from ckptguard.values.ids import CheckpointId, single_number
-from ckptguard.values.incident import Details
+from ckptguard.values.incident import Details, Replay
 from ckptguard.values.own_log import log as _log
 from ckptguard.values.plain_numbers import made_again
 from ckptguard.values.settings import Settings
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 Update = TypeVar("Update", covariant=True)
+_MOST_READ = 32  # incidents, for what earlier replays showed
 _MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
 
 
@@ -105,6 +108,7 @@ class Rollbacks:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._ranks, self._daemon, self._replica = ranks, daemon, replica
         self._past: list[int] = []  # the onsets
+        self._replayed: Incident | None = None  # about which the same updates are made again
         self._since: tuple[int, float] | None = None  # the step and the time at which this process began to train on
         self._unrecorded = Unrecorded()
         self.settle = self._unrecorded.settle
@@ -165,14 +169,37 @@ class Rollbacks:
             incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
             end_incident(self._run, incident, action="training continues without this checkpoint")
 
-    def go_back(self, diagnosis: Diagnosis, *, save_every: int, details_of: Callable[[Diagnosis], Details]) -> Rollback:
+    def go_back(
+        self,
+        diagnosis: Diagnosis,
+        *,
+        save_every: int,
+        details_of: Callable[[Diagnosis], Details],
+        replays: bool | None = False,
+        shown: Replay | None = None,
+    ) -> Rollback:
         """Load the checkpoint that the policy asks for. `details_of` gives the incident's details, and must not raise.
+
+        `replays`: whether training can make the same updates again before anything is skipped. None: if an earlier
+        replay of the run was equal. `shown`: what a replay showed that ends with this sickness, which is still the same
+        incident.
 
         Raises:
             RollbackExhausted: the budget is spent.
             NoKnownGoodError: there is nothing to go back to.
         """
-        return self._lead_or_follow(lambda: self._go_back(diagnosis, save_every, details_of), Rollback)
+        if shown is not None and diagnosis.cause == "asked":
+            self.conclude(shown)
+            shown = None
+        return self._lead_or_follow(lambda: self._go_back(diagnosis, save_every, details_of, replays, shown), Rollback)
+
+    def conclude(self, shown: Replay, more: str = "") -> None:
+        """A replay is over: close its incident with what it showed."""
+        if self._ranks.rank == 0:
+            incident, self._replayed = self._replayed, None
+            said = "; ".join(filter(None, (shown.in_words, more)))
+            report = end_incident(self._run, incident and _with_replay(incident, shown), action=said)
+            _log.warning("%s", f"{said}; the report: {report}" if report is not None else said)
 
     def _lead_or_follow(self, work: Callable[[], Done], kind: Any) -> Done:
         """Rank 0 does the work, which loads through the store. Every rank returns its result, with its own extra.
@@ -192,15 +219,28 @@ class Rollbacks:
         followed: Done = done if done is not None else _with_extra(msgspec.convert(answer, kind), led.own)
         return followed
 
-    def _go_back(self, diagnosis: Diagnosis, save_every: int, details_of: Callable[[Diagnosis], Details]) -> Rollback:
+    def _go_back(
+        self,
+        diagnosis: Diagnosis,
+        save_every: int,
+        details_of: Callable[[Diagnosis], Details],
+        replays: bool | None,
+        shown: Replay | None,
+    ) -> Rollback:
         self.settle(now=True)
         step, reason, cause = diagnosis.step, diagnosis.reason, diagnosis.cause or "asked"
         since = diagnosis.onset_step if diagnosis.onset_step is not None else step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else step
         _log.warning("step %s: %s", step, reason)
         span = {"onset_step": diagnosis.surely_by, "possibly_since": since, "last": last}
-        decision = decide(self._policy, self._past, cause=cause, save_every=save_every, **span)
+        past = self._past if shown is None else self._past[:-1]
+        can_replay = shown is None and (self._was_equal() if replays is None else replays)
+        decision = decide(self._policy, past, cause=cause, save_every=save_every, replays=can_replay, **span)
         details = msgspec.structs.replace(details_of(diagnosis), onset=since, onset_through=diagnosis.onset_through)
+        if shown is not None:
+            tensor = details.tensors[0].name if details.tensors else None
+            shown = msgspec.structs.replace(shown, tensor=tensor)
+            details = msgspec.structs.replace(details, replay=shown)
         begin = functools.partial(
             begin_incident,
             self._run,
@@ -210,7 +250,8 @@ class Rollbacks:
             evidence=diagnosis.evidence,
             details=details,
         )
-        incident = begin()
+        replayed, self._replayed = self._replayed, None
+        incident = begin() if replayed is None or shown is None else _with_replay(replayed, shown)
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
@@ -225,10 +266,16 @@ class Rollbacks:
             end_incident(self._run, incident, action=f"could not roll back: {error.message}")
             raise
         if cause != "asked":  # a rollback that the caller asks for is no sign of sickness
-            self._past.append(diagnosis.surely_by)
+            self._past = [*past, diagnosis.surely_by]
         action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
+        if shown is not None:
+            action = f"{shown.in_words}; {action}"
         end = functools.partial(end_incident, self._run, action=action, known_good=loaded.id)
-        report = end(incident)
+        report = None
+        if not decision.replay:
+            report = end(incident)
+        elif incident is not None:
+            self._replayed = note_replay(self._run, incident, action=action, known_good=loaded.id)
         _log.warning("%s", self._in_one_line(step, loaded, decision, report))
         self.begins_at(loaded.step)
         if incident is None:
@@ -241,6 +288,16 @@ class Rollbacks:
 
             self._unrecorded.note(record)
         return Rollback(loaded=loaded, decision=decision, onset=decision.onset_step, last=last)
+
+    def _was_equal(self) -> bool:
+        """True if the newest replay of the run that showed something was equal bit for bit up to the onset."""
+        try:
+            found = [i.known_details().replay for i in list_incidents(self._run, most=_MOST_READ)]
+        except CkptguardError as error:
+            _log.debug("earlier replays could not be read: %s", error)
+            return False
+        outcomes = [replay.outcome for replay in found if replay is not None and replay.outcome != CANNOT_TELL]
+        return bool(outcomes) and outcomes[-1] in EXACT
 
     def _in_one_line(self, step: int, loaded: Loaded, decision: RollbackDecision, report: str | None) -> str:
         """Say from where to where, how much is made again, which copy was used, and where the report is."""
@@ -337,6 +394,11 @@ class Rollbacks:
 
     def _view(self) -> RunView:
         return RunView(self._run, self._settings)
+
+
+def _with_replay(incident: Incident, shown: Replay) -> Incident:
+    details = msgspec.structs.replace(incident.known_details(), replay=shown)
+    return msgspec.structs.replace(incident, details=details)
 
 
 def _with_extra(done: Any, extra: dict[str, Any]) -> Any:

@@ -25,7 +25,8 @@ from ckptguard.values.own_log import log as _log
 MOST = 50  # tensors in a report
 _NEAR = 256  # the last updates one by one
 _STRIDE = 16  # of older updates, every 16th
-_FAR = 256
+_FAR = 256 * _STRIDE
+_MOST_EXACT = 16384  # updates whose numbers a replay can be compared with
 _CHUNK = 1 << 22  # elements counted at once, so that the temporary stays small
 _GRADIENTS_FIRST = ("grad_norm", "loss_scale")
 _VERSIONS = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "peft")
@@ -55,7 +56,7 @@ def gather(
 
 
 class SampleBuffer:
-    """The last 256 updates, and every 16th of the 4096 before them. Takes plain numbers, at about a microsecond each.
+    """The numbers of the last updates, exactly. Takes plain numbers, at about a microsecond each.
 
     `curve` gets all of them.
     """
@@ -63,30 +64,31 @@ class SampleBuffer:
     def __init__(self, optimizer: Any = None) -> None:
         self.optimizer = optimizer  # learning rates come from it
         self.curve = CurveRecorder(None)
-        self._near: deque[Row] = deque(maxlen=_NEAR)
-        self._far: deque[Row] = deque(maxlen=_FAR)
+        self._rows: deque[Row] = deque(maxlen=_MOST_EXACT)
 
     def append(self, signal: Signal) -> None:
         """Remember an update with the current learning rate, unless it has no numbers."""
         if signal.loss is None and signal.grad_norm is None and signal.scale is None:
             return
-        near = self._near
-        if len(near) == _NEAR and near[0][0] % _STRIDE == 0:
-            self._far.append(near[0])
         row = (signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer))
-        near.append(row)
+        self._rows.append(row)
         self.curve.append(row)
 
     def restart(self, step: int, *, onset: int | None = None) -> None:
         """Go back to update `step`: forget later updates. `onset`: the first sick one."""
-        self.curve.begin(next((row for row in self._near if row[0] == onset), None))
-        for rows in (self._near, self._far):
-            while rows and rows[-1][0] > step:
-                rows.pop()
+        self.curve.begin(next((row for row in self._rows if row[0] == onset), None))
+        while self._rows and self._rows[-1][0] > step:
+            self._rows.pop()
+
+    def after(self, step: int) -> tuple[Row, ...]:
+        """Return the updates after `step`, oldest first."""
+        return tuple(row for row in self._rows if row[0] > step)
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return what is remembered, oldest first."""
-        return tuple(Sample(step, *map(worded, values)) for step, *values in (*self._far, *self._near))
+        """Return the last 256 updates, and every 16th of the 4096 before them, oldest first."""
+        rows = list(self._rows)
+        far = [row for row in rows[-_NEAR - _FAR : -_NEAR] if row[0] % _STRIDE == 0]
+        return tuple(Sample(step, *map(worded, values)) for step, *values in (*far, *rows[-_NEAR:]))
 
 
 class AutocastProbe:

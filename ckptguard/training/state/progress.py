@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -91,11 +91,14 @@ class Progress:
             self.step = self.now
         self.now = None
 
-    def skip(self, first: int, last: int) -> None:
-        """Skip the draws of some updates from now on."""
+    def draws(self, first: int, last: int) -> dict[int, Draw]:
+        """Return the draws of some updates, as far as they are known."""
+        return {step: draw for step, draw in self._draws.items() if first <= step <= last}
+
+    def skip(self, draws: Iterable[Draw]) -> None:
+        """Skip these draws from now on."""
         if self.position is not None:
-            harmful = (self._draws.get(step) for step in range(first, last + 1))
-            self.position.skipped |= {draw for draw in harmful if draw is not None}
+            self.position.skipped |= set(draws)
 
     def extra(self) -> dict[str, Any]:
         """Return what is saved beside model and optimizer."""
@@ -126,6 +129,10 @@ class Progress:
             self._waiting = extra
         else:
             self._put_back(self.position, extra)
+
+    def change_cut(self, cut: RateCut, *, lowest_scale: float | None) -> None:
+        """Change the learning rates from the cut that they have to another one."""
+        self.cut = adjust(self._parts, cut, saved=self.cut, lowest_scale=lowest_scale)
 
     def end_cut(self, policy: RollbackPolicy, step: int) -> None:
         """Give the learning rate back if enough healthy updates were made through this one."""

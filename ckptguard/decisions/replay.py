@@ -23,8 +23,9 @@ _BEFORE = 40  # of these are before the onset, or before the first difference
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank found. `since`: the first update that could be compared; `equal`: how many were equal before the
-    onset and before the first difference. That one is at update `differs`, in `signal`: first `then`, then `now`.
+    """What one rank found. `since`: the first update whose numbers show one that was made again; `equal`: how many were
+    equal before the onset and before the first difference. That one is at update `differs`, in `signal`: first `then`,
+    then `now`.
 
     `bad_then`, `bad_now`: the first update since the onset with a number that was not finite. `losses`, `norms`:
     whether every update was compared by them. `gaps` says why the load was not exact.
@@ -67,7 +68,7 @@ def compare(then: Iterable[Row], now: Iterable[Row], first: Diagnosis, *, began:
         if other is not None:
             differs, what = step, (other[0], worded(other[1]), worded(other[2]))
             break
-        if step in seen[0] or step in seen[1]:
+        if step in seen[1] or (step in seen[0] and step > began + 1):  # the first loss shows no update that was made
             since = step if since is None else since
             equal += step < first.surely_by
     through = set(range(began + 1, (first.step if differs is None else differs) + 1))
@@ -151,15 +152,21 @@ def _changed(where: Comparison) -> str:
 def _sick_again(
     first: Diagnosis, again: Diagnosis, sides: Sequence[Comparison], where: Comparison, equal: str
 ) -> tuple[str, str]:
-    if (again.step, again.cause) != (first.step, first.cause):
+    narrowed = is_one_of_two(first) and (again.step, again.cause) == (first.onset_step, "weights")
+    if (again.step, again.cause) != (first.step, first.cause) and not narrowed:
         return CANNOT_TELL, f"{equal}, but sick in another way: {again.reason}"
     if where.differs is not None and not (isinstance(where.then, str) and isinstance(where.now, str)):
         return CANNOT_TELL, f"{equal}, and sick again, but with another {where.signal} at update {where.differs}"
     bad = [min((b for b in found if b is not None), default=None) for found in zip(*map(_both, sides), strict=True)]
-    if first.onset_through is not None and (bad[0] is None or bad[0] != bad[1]):
+    if first.onset_through is not None and not narrowed and (bad[0] is None or bad[0] != bad[1]):
         span = f"{first.onset_step} to {first.onset_through}"
         return CANNOT_TELL, f"{equal}, and sick again, but nothing shows by which of the updates {span}"
-    return DETERMINISTIC, f"{equal}, and sick again at update {first.surely_by}: data or numerics"
+    return DETERMINISTIC, f"{equal}, and sick again at update {again.surely_by}: data or numerics"
+
+
+def is_one_of_two(found: Diagnosis) -> bool:
+    """True if either of two updates did the harm: that with the first sign, or the one before it."""
+    return found.onset_step is not None and found.onset_through == found.onset_step + 1
 
 
 def _both(side: Comparison) -> tuple[int | None, int | None]:

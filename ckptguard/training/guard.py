@@ -406,8 +406,8 @@ class _Loop:
             if due or step - self._begun >= _UNOBSERVED:
                 monitor.say_if_unheard(step - self._begun, _OBSERVE)
             if monitor.sick is None:
-                is_last = guard._replaying is not None and step >= guard._replaying.first.step
-                monitor.after_step(step, must_know=due or is_last or saving.found_sick)
+                looks = guard._replaying is not None and guard._replaying.looks(step)
+                monitor.after_step(step, must_know=due or looks or saving.found_sick)
                 saving.found_sick = False
 
     def go_back(self, sick: Diagnosis) -> Rollback:
@@ -425,7 +425,7 @@ class _Loop:
             shown=shown,
         )
         if went.decision.replay:
-            began, draws = went.loaded.step, guard._progress.draws(went.onset, went.last)
+            began, draws = went.loaded.step, guard._progress.draws(sick.onset_step or went.onset, went.last)
             guard._replaying = Replaying(sick, recent.after(began), draws, began=began)
         return went
 

@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.replay import CANNOT_TELL, DETERMINISTIC, Comparison, compare, diagnose, two_curves
+from ckptguard.decisions.replay import (
+    CANNOT_TELL,
+    DETERMINISTIC,
+    Comparison,
+    compare,
+    diagnose,
+    is_one_of_two,
+    two_curves,
+)
 from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.records.who_and_when import this_host
 from ckptguard.training.ranks import Ranks
@@ -26,10 +34,12 @@ class Replaying:
 
     def __init__(self, first: Diagnosis, then: Sequence[Row], draws: Mapping[int, Draw], *, began: int) -> None:
         self.first, self.began = first, began
-        self._then = then
-        last = first.suspect_through if first.suspect_through is not None else first.step
-        suspects = range(first.surely_by, last + 1)
-        self._batches = tuple(Batch(update=n, epoch=draws[n][0], index=draws[n][1]) for n in suspects if n in draws)
+        self._then, self._draws = then, draws
+
+    def looks(self, step: int) -> bool:
+        """True if the tensors must be read after this update: at the end, and where that shows which of two updates
+        did the harm."""
+        return step >= self.first.step or (is_one_of_two(self.first) and step == self.first.onset_step)
 
     def ended(
         self, now: Sequence[Row], again: Diagnosis | None, *, ranks: Ranks, gaps: tuple[str, ...], model: Any
@@ -45,9 +55,17 @@ class Replaying:
         updates = ranks.gather(msgspec.to_builtins(curves))[shown.rank or 0]
         return msgspec.structs.replace(
             shown,
-            batches=self._batches[:_MOST_BATCHES] if shown.outcome == DETERMINISTIC else (),
+            batches=self._batches(again) if shown.outcome == DETERMINISTIC and again is not None else (),
             updates=msgspec.convert(updates, tuple[ReplayedUpdate, ...]),
         )
+
+    def _batches(self, again: Diagnosis) -> tuple[Batch, ...]:
+        """Return the batches that may have done the harm."""
+        first = again.onset_step if again.onset_step is not None else again.step
+        last = again.suspect_through if again.suspect_through is not None else again.step
+        harmful = {update: draw for update, draw in self._draws.items() if first <= update <= last}
+        found = (Batch(update=update, epoch=epoch, index=index) for update, (epoch, index) in harmful.items())
+        return tuple(found)[:_MOST_BATCHES]
 
     def left(self, step: int, why: str) -> Replay:
         """Return that it shows nothing, because it was left at a step."""

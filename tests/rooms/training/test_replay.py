@@ -16,15 +16,6 @@ COUNT = 500 if FULL else 2 * len(KINDS)
 REPLAY = ckptguard.RollbackPolicy(first="replay")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """For tensors this small, threads that wait for each other would be all the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def replays(folder):
     """What the replays of a run showed."""
     return [incident.known_details().replay for incident in incidents_of(str(folder))]
@@ -54,6 +45,24 @@ def test_what_happened_once_is_a_machine_or_a_race(tmp_path, kind):
     assert (replay.outcome, replay.rank, replay.device) == ("not_reproducible", 0, "cpu")
     assert replay.host
     assert sorted(struck.steps) == sorted([*range(1, TOTAL + 1), *range(7, incident.step + 1)])
+
+
+def test_the_batch_before_the_first_sign_is_named(tmp_path):
+    """The gradients of a batch overflow, but its loss is finite, and no norm is reported: the next loss is NaN. A read
+    of the tensors in between shows whose batch it was, and only that one is left out."""
+    struck = Struck(Fault("half", at=10))
+    (incident,) = struck.run(str(tmp_path), told=("loss",))
+    assert (incident.step, incident.known_details().onset, incident.known_details().onset_through) == (11, 10, 11)
+    replay = incident.known_details().replay
+    assert (replay.outcome, [batch.update for batch in replay.batches]) == ("deterministic", [10])
+    assert struck.steps == [*range(1, 12), *range(7, 11), *range(7, TOTAL + 1)]
+
+
+def test_an_equal_first_loss_shows_nothing(tmp_path):
+    """It is that of the loaded weights: no update was made before it, whatever noise the gradients have."""
+    (incident,) = Struck(Fault("nan_batch", at=8)).run(str(tmp_path), told=("loss",))
+    replay = incident.known_details().replay
+    assert (replay.outcome, replay.reason) == ("cannot_tell", "no update before the onset could be compared")
 
 
 def test_a_flipped_weight_is_a_machine(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import daemon_faults
 import pytest
-import torch
 from support.runs import QUICK
 from support.training_faults import SAVE_EVERY, TOTAL, FullDisk, HeldSave, Oracle, Struck, damage
 
@@ -36,15 +35,6 @@ POLICY = ckptguard.RollbackPolicy(spikes=ckptguard.Spikes(window=8, warm_up=8, s
 
 class Died(Exception):
     """The process was killed here."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """For tensors this small, threads that wait for each other would be all the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # A thread that ends as in a killed process says so by SystemExit, which a late look of pytest's takes for a failure.
